@@ -1,0 +1,263 @@
+// pyedge: the whole public C API of the core. Python's binding and C programs use nothing else.
+//
+// Conventions
+//   Every call that can fail returns a pe_status and takes a caller-owned pe_error, which is written only on failure
+//   (it may be NULL). Nothing prints, aborts or keeps a thread-local error. Handles are reference-counted: the creator
+//   holds one reference, `_retain` adds one, `_release` drops one (NULL is allowed). A model may outlive the file it
+//   came from; an engine keeps its model, a sampler keeps nothing. An engine has one caller at a time, except for
+//   pe_engine_cancel, which any thread (or a signal handler) may call.
+//   Shapes are row-major, slowest axis first, in comments behind each pointer.
+#ifndef PYEDGE_H
+#define PYEDGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PE_API __attribute__((visibility("default")))
+#define PE_ABI_VERSION 1
+
+typedef enum pe_status {
+    PE_OK = 0,
+    PE_ERR_ARGUMENT = 1,     // the caller's arguments are wrong
+    PE_ERR_FILE = 2,         // a file cannot be read, or what it holds is not a sound model
+    PE_ERR_UNSUPPORTED = 3,  // a sound model that this build cannot run
+    PE_ERR_MEMORY = 4,       // not enough memory; the message has both numbers
+    PE_ERR_NUMERIC = 5,      // NaN in the logits; `op` names the first op that made one
+    PE_ERR_CANCELLED = 6,    // pe_engine_cancel was called
+} pe_status;
+
+typedef struct pe_error {
+    int32_t code;  // a pe_status
+    char op[64];   // the op at fault (`blk.3.attn_q`), or empty
+    char message[512];
+} pe_error;
+
+PE_API int32_t pe_abi_version(void);
+
+// ---- machine ---------------------------------------------------------------------------------------------------------
+
+typedef struct pe_machine {
+    int32_t physical_cores;     // of those this process may run on
+    int32_t cpu_limit;          // logical processors allowed by affinity and the cgroup's quota, rounded up
+    int32_t default_threads;    // the smaller of the two
+    uint64_t memory_total;      // bytes, cgroup limit respected
+    uint64_t memory_available;  // bytes that can be taken without swapping, cgroup limit respected
+} pe_machine;
+
+PE_API void pe_machine_query(pe_machine *out);
+
+// Instruction sets of this build, best last; `supported` says whether this processor runs them.
+PE_API int32_t pe_isa_count(void);
+PE_API const char *pe_isa_name(int32_t i, bool *supported);
+// The set that kernels use: the best supported one, or the one PYEDGE_ISA names. Fails if that one cannot run here.
+PE_API pe_status pe_isa_active(const char **name, pe_error *err);
+
+// ---- formats ---------------------------------------------------------------------------------------------------------
+
+typedef struct pe_format_info {
+    const char *name;      // "Q4_0"
+    int32_t type;          // its number in a GGUF file
+    int32_t block_values;  // values per block
+    int32_t block_bytes;   // bytes per block
+    bool runs;             // this build has kernels for it
+} pe_format_info;
+
+PE_API int32_t pe_format_count(void);
+PE_API void pe_format(int32_t i, pe_format_info *out);
+
+// ---- GGUF files ------------------------------------------------------------------------------------------------------
+// A read-only view of a GGUF v2 or v3 file. Everything is validated on open: counts, lengths, offsets, alignment,
+// types, names, and that each tensor lies inside the file and overlaps no other.
+
+typedef struct pe_gguf pe_gguf;
+
+typedef enum pe_gguf_type {
+    PE_GGUF_U8 = 0, PE_GGUF_I8, PE_GGUF_U16, PE_GGUF_I16, PE_GGUF_U32, PE_GGUF_I32, PE_GGUF_F32, PE_GGUF_BOOL,
+    PE_GGUF_STRING, PE_GGUF_ARRAY, PE_GGUF_U64, PE_GGUF_I64, PE_GGUF_F64,
+} pe_gguf_type;  // clang-format off is not needed: numbers are the file's own
+
+typedef struct pe_kv {
+    const char *key;   // not terminated
+    size_t key_len;
+    int32_t type;      // pe_gguf_type of a value, or of each element when is_array
+    bool is_array;     // arrays of arrays are refused on open
+    uint64_t n;        // elements (1 for a value)
+    const void *data;  // little-endian, unaligned. Strings: n times (u64 length, bytes), see pe_gguf_next_string
+    size_t n_bytes;    // of data
+} pe_kv;
+
+typedef struct pe_tensor {
+    char name[65];     // terminated
+    int32_t type;      // format number
+    int32_t n_dims;    // 1 to 4
+    int64_t ne[4];     // the file's order: ne[0] is the contiguous axis (columns), ne[1] rows; unused are 1
+    uint64_t offset;   // of data in the file
+    uint64_t n_bytes;
+    const void *data;
+} pe_tensor;
+
+PE_API pe_status pe_gguf_open(const char *path, pe_gguf **out, pe_error *err);
+PE_API void pe_gguf_retain(pe_gguf *g);
+PE_API void pe_gguf_release(pe_gguf *g);
+PE_API const char *pe_gguf_path(const pe_gguf *g);
+PE_API uint32_t pe_gguf_version(const pe_gguf *g);
+PE_API uint64_t pe_gguf_file_size(const pe_gguf *g);
+PE_API int64_t pe_gguf_n_kv(const pe_gguf *g);
+PE_API int64_t pe_gguf_n_tensors(const pe_gguf *g);
+PE_API void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out);              // 0 <= i < n_kv
+PE_API const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i);         // 0 <= i < n_tensors
+// Steps through a string array (or a single string): *cursor starts as kv->data; returns the string's bytes.
+PE_API const char *pe_gguf_next_string(const void **cursor, size_t *len);
+// Unpacks one tensor to float32. out: [n elements]
+PE_API pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *err);
+
+// ---- ops and plans ---------------------------------------------------------------------------------------------------
+
+typedef struct pe_op_info {  // one row of ops.def
+    const char *name;
+    int32_t min_inputs, max_inputs, min_outputs, max_outputs;
+    const char *weights;     // "weight bias? ..."
+    const char *parameters;  // "i:n_heads f:scale "
+} pe_op_info;
+
+PE_API int32_t pe_op_count(void);
+PE_API void pe_op_describe(int32_t kind, pe_op_info *out);
+
+enum { PE_MAX_INPUTS = 4, PE_MAX_OUTPUTS = 3, PE_MAX_WEIGHTS = 6, PE_MAX_PARAMETERS = 8 };
+
+typedef union pe_parameter {
+    int64_t i;
+    double f;
+} pe_parameter;
+
+typedef struct pe_op {
+    int32_t kind;                          // row of ops.def
+    const char *name;                      // unique in the plan; at most 63 bytes; copied
+    int32_t n_inputs, n_outputs, n_weights;
+    int32_t inputs[PE_MAX_INPUTS];         // values made by earlier ops
+    int32_t outputs[PE_MAX_OUTPUTS];       // new values, numbered 0, 1, 2, ... in order of appearance
+    int32_t weights[PE_MAX_WEIGHTS];       // tensor numbers in the GGUF, -1: absent
+    pe_parameter parameters[PE_MAX_PARAMETERS];
+} pe_op;
+
+// ---- model: a validated plan with its weights packed for this machine ------------------------------------------------
+
+typedef struct pe_model pe_model;
+
+typedef enum pe_precision {
+    PE_PRECISION_FAST = 0,  // int8 activations for quantized weights
+    PE_PRECISION_F32 = 1,   // float activations everywhere: the reference path
+} pe_precision;
+
+typedef struct pe_model_options {
+    int32_t precision;  // pe_precision
+    int32_t threads;    // used to pack; 0: the machine's default
+} pe_model_options;
+
+// Validates the plan against the file's tensors and packs every weight it uses. The file is not referred to afterwards.
+PE_API pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_ops, const pe_model_options *options,
+                                 pe_model **out, pe_error *err);
+PE_API void pe_model_retain(pe_model *m);
+PE_API void pe_model_release(pe_model *m);
+PE_API int32_t pe_model_n_vocab(const pe_model *m);
+PE_API int32_t pe_model_n_layers(const pe_model *m);         // attention layers, each with its KV pages
+PE_API uint64_t pe_model_weight_bytes(const pe_model *m);    // packed, resident
+PE_API const char *pe_model_isa(const pe_model *m);
+
+// ---- engine: KV pages, scratch memory and one step at a time ---------------------------------------------------------
+
+typedef struct pe_engine pe_engine;
+
+typedef enum pe_kv_type { PE_KV_F32 = 0, PE_KV_F16 = 1 } pe_kv_type;
+
+typedef struct pe_engine_options {
+    int32_t page_size;      // tokens per page: 8, 16 or 32
+    int32_t n_pages;        // pages in the pool; each holds page_size tokens of every layer
+    int32_t max_tokens;     // per step
+    int32_t max_pieces;     // per step
+    int32_t max_rows;       // logits rows per step
+    int32_t max_sequences;  // rows of the block table
+    int32_t max_pages_per_sequence;
+    int32_t kv_type;        // pe_kv_type
+    int32_t threads;        // 0: the machine's default
+} pe_engine_options;
+
+// One part of a sequence in a step: the tokens at positions [start, end) of the sequence whose block table is `slot`.
+// A decode is a piece of length 1. Pages for [0, end) must be set, and [0, start) computed by earlier steps or pieces
+// of shared pages.
+typedef struct pe_piece {
+    int32_t slot;
+    int32_t start;
+    int32_t end;
+} pe_piece;
+
+// Bytes of one page, over all layers.
+PE_API uint64_t pe_engine_page_bytes(const pe_model *m, int32_t page_size, int32_t kv_type);
+PE_API pe_status pe_engine_create(pe_model *m, const pe_engine_options *options, pe_engine **out, pe_error *err);
+PE_API void pe_engine_retain(pe_engine *e);
+PE_API void pe_engine_release(pe_engine *e);
+
+// Writes block-table entries [first, first + n) of a slot.
+PE_API pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const int32_t *pages, int32_t n,
+                                     pe_error *err);
+// Runs the plan over a ragged batch. tokens: [sum of piece lengths], in piece order; rows: [n_rows], ascending indices
+// into tokens whose logits are wanted. The logits stay in the engine until the next step.
+PE_API pe_status pe_engine_step(pe_engine *e, const pe_piece *pieces, int32_t n_pieces, const int32_t *tokens,
+                                const int32_t *rows, int32_t n_rows, pe_error *err);
+PE_API const float *pe_engine_logits(const pe_engine *e);  // [n_rows of the last step, n_vocab]
+// Stops the running step before its next op (it returns PE_ERR_CANCELLED). Cleared when a step begins.
+PE_API void pe_engine_cancel(pe_engine *e);
+// Called between ops of a step, on the caller's thread; true cancels. NULL removes it.
+PE_API void pe_engine_on_poll(pe_engine *e, bool (*poll)(void *ctx), void *ctx);
+// Copies out what an op makes: called after the op named `op` with each of its outputs. rows: [n_rows, width].
+typedef void (*pe_tap)(void *ctx, const char *op, int32_t output, const float *data, int64_t n_rows, int64_t width);
+PE_API pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void *ctx, pe_error *err);  // NULL op: none
+// Fills a page of every layer with one value: tests put NaN where nothing may be read.
+PE_API pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err);
+
+// ---- sampling --------------------------------------------------------------------------------------------------------
+
+typedef struct pe_sampler pe_sampler;
+
+typedef struct pe_sampling {
+    float temperature;        // 0: greedy
+    int32_t top_k;            // 0: off
+    float top_p;              // 1: off; at least one token is always kept
+    float min_p;              // 0: off; relative to the most likely token
+    float repeat_penalty;     // 1: off; divides positive logits, multiplies negative ones      arXiv:1909.05858
+    float presence_penalty;   // 0: off; subtracted once from a token that was generated
+    float frequency_penalty;  // 0: off; subtracted once per occurrence in the generated text
+    int32_t repeat_last_n;    // how many last tokens (prompt included) repeat_penalty looks at; -1: all
+    uint64_t seed;
+    int32_t n_logprobs;       // most likely tokens to report, at most 64; -1: no log-probabilities at all
+} pe_sampling;
+
+typedef struct pe_sampled {
+    int32_t token;
+    float logprob;                // natural log, from the model's own distribution, before any sampling rule
+    int32_t n_top;
+    int32_t top_tokens[64];       // most likely first
+    float top_logprobs[64];
+} pe_sampled;
+
+// bias_tokens, bias_values: [n_bias], added to those logits before anything else.
+PE_API pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t *bias_tokens,
+                                   const float *bias_values, int32_t n_bias, pe_sampler **out, pe_error *err);
+PE_API void pe_sampler_retain(pe_sampler *s);
+PE_API void pe_sampler_release(pe_sampler *s);
+// Tells the sampler of tokens in the sequence, oldest first: the prompt (generated = false) or output.
+PE_API void pe_sampler_accept(pe_sampler *s, const int32_t *tokens, int32_t n, bool generated);
+// Draws the token at `position` of the sequence from logits [n_vocab]. The draw is a function of (logits, settings,
+// accepted tokens, seed, position) alone. Does not accept the token. NaN logits: PE_ERR_NUMERIC.
+PE_API pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, pe_sampled *out,
+                                   pe_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+"""What the core is compiled from and with: the one owner of sources, instruction sets and flags.
+
+setup.py, the sanitizer build and the stand-alone kernel test all build through this file, so that they cannot drift.
+Kernel sources (`src/cpu/*.c`) are compiled once per instruction set, each time against that set's `vec.h` and `dot.h`;
+everything else is compiled once, for the baseline of the machine's architecture. Nothing uses -march=native: a wheel
+must run on any processor of its architecture, and the best set is chosen at run time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Flags each instruction set needs beyond the baseline. The folder `src/isa/<name>` holds its vocabulary.
+ISAS: dict[str, list[str]] = {"scalar": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    ISAS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+
+# -ffp-contract=off: a compiler that fuses at will gives different bits in two copies of one loop (the invariance rule).
+COMMON = [
+    "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-Wall", "-Wextra", "-Wshadow", "-D_GNU_SOURCE",
+]  # fmt: skip
+C_FLAGS = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"]
+CXX_FLAGS = ["-std=c++17"]
+
+
+def compile_all(
+    core: Path, out: Path, *, bindings: bool, includes: Sequence[str] = (), extra: Sequence[str] = ()
+) -> list[Path]:
+    """Compiles the core under `core` into objects under `out`, in parallel, and returns them.
+
+    `bindings` adds core/bindings (C++, needs the include folders of Python and pybind11 in `includes`); `extra` flags
+    (sanitizers, -Werror) go to every file. An object newer than its source and every header is kept.
+    """
+    extra = [*extra, *shlex.split(os.environ.get("PYEDGE_CFLAGS", ""))]
+    cc, cxx = shlex.split(os.environ.get("CC", "cc")), shlex.split(os.environ.get("CXX", "c++"))
+    c = [*cc, *COMMON, *C_FLAGS, f"-I{core / 'include'}", f"-I{core / 'src'}", *isa_defines(), *extra]
+    jobs = [(s, out / "core" / f"{s.stem}.o", c) for s in sorted((core / "src").glob("*.c"))]
+    for isa, flags in ISAS.items():
+        vocabulary = [f"-I{core / 'src' / 'isa' / isa}", f"-DPE_ISA={isa}", *flags]
+        for s in sorted((core / "src" / "cpu").glob("*.c")):
+            jobs.append((s, out / isa / f"{s.stem}.o", [*c, *vocabulary]))
+    if bindings:
+        cpp = [*cxx, *COMMON, *CXX_FLAGS, f"-I{core / 'include'}", *(f"-I{i}" for i in includes), *extra]
+        jobs += [(s, out / "bindings" / f"{s.stem}.o", cpp) for s in sorted((core / "bindings").glob("*.cpp"))]
+    newest = max(p.stat().st_mtime for p in core.rglob("*") if p.suffix in (".h", ".hpp", ".def", ".py"))
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(lambda job: _compile(*job, newest), jobs))
+    return [obj for _, obj, _ in jobs]
+
+
+def isa_defines() -> list[str]:
+    """One -D per instruction set in this build, for the table in src/isa.c."""
+    return [f"-DPE_HAVE_{isa.upper()}" for isa in ISAS]
+
+
+def _compile(source: Path, obj: Path, command: Sequence[str], newest_header: float) -> None:
+    stamp = obj.with_suffix(".cmd")  # a change of flags or compiler rebuilds too
+    line = shlex.join(command)
+    if obj.exists() and stamp.exists() and stamp.read_text() == line:
+        made = obj.stat().st_mtime
+        if made > source.stat().st_mtime and made > newest_header:
+            return
+    obj.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([*command, "-c", str(source), "-o", str(obj)], check=True)
+    stamp.write_text(line)
