@@ -1,0 +1,12 @@
+// How the core reports an error: a status by value and a message in the caller's pe_error.
+#ifndef PE_ERROR_H
+#define PE_ERROR_H
+
+#include "pyedge.h"
+
+// Fills *err (if not NULL) and returns `code`, so that a failing function can end with `return pe_fail(...)`.
+// op: the op at fault, or NULL. The message is cut to fit; it holds no newline.
+pe_status pe_fail(pe_error *err, pe_status code, const char *op, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#endif
