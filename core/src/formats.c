@@ -1,0 +1,65 @@
+#include "formats.h"
+
+#include "f16.h"
+#include "formats/all.h"
+
+static const pe_format_row formats[] = {
+#define PE_FORMAT(NAME, type, values, bytes, cls, scales) \
+    {{#NAME, type, values, bytes, PE_CLASS_##cls != PE_CLASS_NONE}, PE_CLASS_##cls, PE_SCALES_##scales, PE_LANES_OF(NAME, cls)},
+#include "formats/formats.def"
+#undef PE_FORMAT
+};
+
+enum { N_FORMATS = sizeof formats / sizeof formats[0] };
+
+int32_t pe_format_count(void) { return N_FORMATS; }
+
+void pe_format(int32_t i, pe_format_info *out) { *out = formats[i].info; }
+
+const pe_format_row *pe_format_row_by_type(int32_t type) {
+    for (int i = 0; i < N_FORMATS; i++)
+        if (formats[i].info.type == type) return &formats[i];
+    return NULL;
+}
+
+const pe_format_info *pe_format_by_type(int32_t type) {
+    const pe_format_row *f = pe_format_row_by_type(type);
+    return f ? &f->info : NULL;
+}
+
+static void unpack_block(const pe_format_row *f, const void *block, float *out) {
+    pe_lanes b;
+    f->lanes(block, &b);
+    const float d = pe_f16_to_f32(b.d), m = f->scales == PE_SCALES_DM ? pe_f16_to_f32(b.m) : 0;
+    const int zero = pe_class_zero(f->cls);
+    for (int i = 0; i < f->info.block_values; i++) switch (f->scales) {
+        case PE_SCALES_DM: out[i] = d * (float)b.q[i] + m; break;
+        case PE_SCALES_K16: out[i] = d * (float)b.sub[i / 16] * (float)(b.q[i] - zero); break;
+        default: out[i] = d * (float)(b.q[i] - zero); break;
+        }
+}
+
+void pe_format_unpack(const pe_format_row *f, const void *src, int64_t n, float *out) {
+    const uint8_t *p = src;
+    switch (f->cls) {
+    case PE_CLASS_F32: memcpy(out, src, (size_t)n * sizeof *out); return;
+    case PE_CLASS_F16:
+        for (int64_t i = 0; i < n; i++) out[i] = pe_f16_to_f32(pe_load_u16(p + 2 * i));
+        return;
+    case PE_CLASS_BF16:
+        for (int64_t i = 0; i < n; i++) out[i] = pe_bf16_to_f32(pe_load_u16(p + 2 * i));
+        return;
+    default:
+        for (int64_t i = 0; i < n; i += f->info.block_values, p += f->info.block_bytes) unpack_block(f, p, out + i);
+    }
+}
+
+pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *err) {
+    const pe_tensor *t = pe_gguf_tensor(g, i);
+    const pe_format_row *f = pe_format_row_by_type(t->type);
+    if (!f->info.runs)
+        return pe_fail(err, PE_ERR_UNSUPPORTED, NULL, "%s: tensor '%s' is %s, which this version cannot unpack",
+                       pe_gguf_path(g), t->name, f->info.name);
+    pe_format_unpack(f, t->data, t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3], out);
+    return PE_OK;
+}

@@ -1,0 +1,19 @@
+// Every format's header, and PE_LANES_OF(NAME, class): the format's lanes function, or NULL where it has none.
+#ifndef PE_FORMATS_ALL_H
+#define PE_FORMATS_ALL_H
+
+#include "formats/q4_0.h"
+#include "formats/q4_1.h"
+#include "formats/q6_k.h"
+#include "formats/q8_0.h"
+
+#define PE_LANES_OF(name, cls) PE_LANES_OF_##cls(name)
+#define PE_LANES_OF_NONE(name) NULL
+#define PE_LANES_OF_F32(name) NULL
+#define PE_LANES_OF_F16(name) NULL
+#define PE_LANES_OF_BF16(name) NULL
+#define PE_LANES_OF_U4(name) pe_lanes_##name
+#define PE_LANES_OF_I8(name) pe_lanes_##name
+#define PE_LANES_OF_U6(name) pe_lanes_##name
+
+#endif
