@@ -1,0 +1,15 @@
+"""The exceptions of pyedge that are meant for a person: one line that says where, what, and what to do.
+
+Owns their names and nothing else, so that every layer can import it.
+"""
+
+
+class ModelError(Exception):
+    """A model file, or what was asked of it, cannot be used. The text is one line: `WHERE: WHAT; what to do`."""
+
+
+class NotBuiltError(ImportError):
+    """The compiled core is not there: this is a checkout that nobody installed."""
+
+    def __init__(self) -> None:
+        super().__init__('pyedge is not built here: run "pip install -e ." in this folder', name="pyedge._core")
