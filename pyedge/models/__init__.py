@@ -1,0 +1,58 @@
+"""Model families: `build_plan` turns an open GGUF into the Plan that the core runs.
+
+A family is one module of this package with ARCHITECTURES (values of `general.architecture`), IGNORED (tensors it may
+leave unread), hparams() and build(); it is found by its file being here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, cast
+
+from pyedge.errors import ModelError
+from pyedge.models.hparams import HParams
+from pyedge.models.plan import Plan, PlanBuilder
+
+if TYPE_CHECKING:
+    from pyedge import _core
+
+__all__ = ["HParams", "Plan", "architectures", "build_plan"]
+
+
+class Family(Protocol):
+    ARCHITECTURES: tuple[str, ...]
+    IGNORED: tuple[str, ...]
+
+    def hparams(self, gguf: _core.Gguf, architecture: str) -> HParams: ...
+    def build(self, p: PlanBuilder, h: HParams) -> None: ...
+
+
+@cache
+def _families() -> dict[str, Family]:
+    modules = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+    return {name: cast(Family, m) for m in modules for name in getattr(m, "ARCHITECTURES", ())}
+
+
+def architectures() -> list[str]:
+    """What `general.architecture` may be."""
+    return sorted(_families())
+
+
+def build_plan(gguf: _core.Gguf) -> Plan:
+    """The plan of the model in an open file. Raises ModelError: `FILE: key or tensor: what is wrong`."""
+    try:
+        architecture = gguf.get("general.architecture")
+        if architecture is None:
+            raise ModelError("general.architecture: missing; the file does not say what model it holds")
+        family = _families().get(architecture) if isinstance(architecture, str) else None
+        if family is None:
+            known = ", ".join(architectures())
+            raise ModelError(f"general.architecture: {architecture!r:.80} is not supported; supported: {known}")
+        h = family.hparams(gguf, architecture)
+        p = PlanBuilder(gguf, h)
+        family.build(p, h)
+        return p.finish(family.IGNORED)
+    except ModelError as e:
+        raise ModelError(f"{gguf.path}: {e}") from None

@@ -1,0 +1,316 @@
+"""Builds a Plan: the flat list of ops that the core runs in every step, made once when a model is loaded.
+
+Owns: op and value numbering, op names, the look-up of weights in the file, the widths of values, and the rule that no
+tensor of the file stays unread. Does not own: what an op computes (the core; its table of ops is read through the
+binding, so the two cannot drift), nor which ops make a family (one file each beside this one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import NamedTuple, overload
+
+from pyedge import _core
+from pyedge.errors import ModelError
+from pyedge.models.hparams import HParams
+
+_MAX_NAME = 63  # bytes, the core's limit
+
+
+class Op(NamedTuple):
+    """One row of a plan, in the form that `_core.Model` takes."""
+
+    kind: int  # row of the core's table
+    name: str  # unique: `blk.3.attn_q`
+    inputs: list[int]  # values
+    outputs: list[int]  # values, numbered in order of appearance
+    weights: list[int]  # tensor numbers in the file, -1: absent
+    parameters: list[int | float]
+
+
+class Pairing(IntEnum):
+    """Which dims of a head rope rotates together."""
+
+    INTERLEAVED = 0  # (2i, 2i + 1)
+    HALVES = 1  # (i, i + n_rot / 2)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One configuration of rotary embeddings. Ops with equal configurations share one table of cosines and sines."""
+
+    head_dim: int
+    n_rot: int
+    base: float
+    scale: float = 1.0  # positions are divided by it
+    factors: str | None = None  # tensor of n_rot / 2 divisors, `rope_freqs`; left out where the file has none
+    pairing: Pairing = Pairing.INTERLEAVED
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A handle of what an op makes: float32 [T, width] in every step."""
+
+    id: int
+    width: int
+    name: str  # of the op, or of the weight for one output of a linear op
+    builder: PlanBuilder = field(repr=False)
+
+    def __add__(self, other: Value) -> Value:
+        return self.builder.add(self, other)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The ops of one model, with what is needed to read them. `str(plan)` shows one op a line."""
+
+    hparams: HParams
+    ops: list[Op]
+    widths: list[int]  # of each value
+    tensors: dict[int, str]  # number -> `token_embd.weight Q4_1 [49152, 576]`, for those the plan reads
+
+    def __str__(self) -> str:
+        kinds = [info.name for info in _core.ops()]
+        width = max(len(op.name) for op in self.ops)
+        lines = []
+        for op in self.ops:
+            rows = "rows" if kinds[op.kind] == "logits" else "T"
+            made = " ".join(f"%{i} [{rows}, {self.widths[i]}]" for i in op.outputs)
+            call = f"{kinds[op.kind]}({', '.join(f'%{i}' for i in op.inputs)})"
+            read = ", ".join(self.tensors[i] for i in op.weights if i >= 0)
+            numbers = " ".join(
+                f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}"
+                for n, v in zip(_table()[kinds[op.kind]].parameters, op.parameters, strict=True)
+            )
+            lines.append("  ".join(s for s in (f"{op.name:{width}}", call, "->", made, numbers, read) if s))
+        return "\n".join(lines)
+
+
+class _Kind(NamedTuple):
+    number: int
+    parameters: list[str]
+    n_weights: int
+
+
+@cache
+def _table() -> dict[str, _Kind]:
+    return {
+        info.name: _Kind(i, [p.partition(":")[2] for p in info.parameters.split()], len(info.weights.split()))
+        for i, info in enumerate(_core.ops())
+    }
+
+
+class _State:
+    """What all scopes of one builder share."""
+
+    def __init__(self, gguf: _core.Gguf, hparams: HParams) -> None:
+        self.hparams = hparams
+        self.tensors = gguf.tensors
+        self.index = {t.name: i for i, t in enumerate(self.tensors)}
+        self.ops: list[Op] = []
+        self.names: set[str] = set()
+        self.widths: list[int] = []
+        self.read: set[int] = set()
+        self.ropes: dict[tuple[int, float, float, int], Value] = {}
+        self.n_layers = 0
+
+
+class PlanBuilder:
+    """Appends ops. `scope("blk.3")` gives the same builder with that prefix on every name it looks up or makes."""
+
+    def __init__(self, gguf: _core.Gguf, hparams: HParams) -> None:
+        self._state = _State(gguf, hparams)
+        self._prefix = ""
+
+    def scope(self, name: str) -> PlanBuilder:
+        inner = object.__new__(PlanBuilder)
+        inner._state = self._state
+        inner._prefix = f"{self._prefix}{name}."
+        return inner
+
+    # ---- ops ---------------------------------------------------------------------------------------------------------
+
+    def embed(self, name: str) -> Value:
+        """Rows of an embedding by token id."""
+        table, _, width = self._matrix(f"{self._prefix}{name}.weight")
+        return self._emit("embed", self._prefix + name, [], [width], [table], d_model=width)[0]
+
+    def rms_norm(self, x: Value, name: str) -> Value:
+        weight = self._vector(f"{self._prefix}{name}.weight", x.width, required=True)
+        eps = self._state.hparams.norm_eps
+        return self._emit("rms_norm", self._prefix + name, [x], [x.width], [weight], eps=eps)[0]
+
+    @overload
+    def linear(self, x: Value, name: str, /) -> Value: ...
+    @overload
+    def linear(self, x: Value, name: str, second: str, /, *more: str) -> tuple[Value, ...]: ...
+    def linear(self, x: Value, *names: str) -> Value | tuple[Value, ...]:
+        """One product per name, over the same input; a bias that the file has is added. The op bears the first name."""
+        weights: list[int] = []
+        widths: list[int] = []
+        for name in names:
+            weight, rows, columns = self._matrix(f"{self._prefix}{name}.weight")
+            if columns != x.width:
+                raise ModelError(f"{self._prefix}{name}.weight: {columns} columns, but {x.name} is {x.width} wide")
+            weights += [weight, self._vector(f"{self._prefix}{name}.bias", rows)]
+            widths.append(rows)
+        labels = [self._prefix + name for name in names]
+        made = self._emit("linear", labels[0], [x], widths, weights, labels, n_weights=len(names))
+        return made[0] if len(made) == 1 else made
+
+    def rope(self, x: Value, rope: Rope) -> Value:
+        """Rotates every head of x. Named after x: `blk.3.rope_q` for `blk.3.attn_q`."""
+        n_heads = x.width // rope.head_dim
+        self._expect(x, n_heads * rope.head_dim, f"heads are {rope.head_dim} wide")
+        scope, _, label = x.name.rpartition(".")
+        name = f"{scope}.rope_{label.removeprefix('attn_')}".lstrip(".")
+        return self._emit(
+            "rope",
+            name,
+            [x, self._rope_table(rope)],
+            [x.width],
+            n_heads=n_heads,
+            head_dim=rope.head_dim,
+            n_rot=rope.n_rot,
+            pairing=int(rope.pairing),
+        )[0]
+
+    def attention(self, q: Value, k: Value, v: Value, scale: float | None = None) -> Value:
+        """The next layer's attention, with the write of k and v to its pages. scale: None for 1 / sqrt(head_dim)."""
+        h = self._state.hparams
+        for x, n, key in ((q, h.n_heads, "head_count"), (k, h.n_kv_heads, "head_count_kv"), (v, h.n_kv_heads, "")):
+            key = f"{h.architecture}.attention.{key or 'head_count_kv'}"
+            self._expect(x, n * h.head_dim, f"{key} is {n}, with heads of {h.head_dim}")
+        layer = self._state.n_layers
+        self._state.n_layers += 1
+        return self._emit(
+            "attention",
+            f"{self._prefix}attn",
+            [q, k, v],
+            [q.width],
+            layer=layer,
+            n_heads=h.n_heads,
+            n_kv_heads=h.n_kv_heads,
+            head_dim=h.head_dim,
+            scale=1.0 / math.sqrt(h.head_dim) if scale is None else scale,
+        )[0]
+
+    def silu_mul(self, gate: Value, up: Value) -> Value:
+        """silu(gate) * up, in the scope of gate: `blk.3.silu_mul`."""
+        self._expect(up, gate.width, f"{gate.name} is {gate.width} wide")
+        name = f"{gate.name.rpartition('.')[0]}.silu_mul".lstrip(".")
+        return self._emit("silu_mul", name, [gate, up], [gate.width], width=gate.width)[0]
+
+    def add(self, x: Value, y: Value) -> Value:
+        """x + y, named after y, the new part of a residual stream: `blk.3.attn_output_add`."""
+        self._expect(y, x.width, f"{x.name} is {x.width} wide")
+        return self._emit("add", f"{y.name}_add", [x, y], [x.width], width=x.width)[0]
+
+    def logits(self, x: Value, name: str, tied: str | None = None) -> Value:
+        """The last op, over the rows that are sampled. tied: the embedding to use where the file has no such weight."""
+        source = name
+        if tied is not None and f"{self._prefix}{name}.weight" not in self._state.index:
+            source = tied
+        weight, rows, columns = self._matrix(f"{self._prefix}{source}.weight")
+        if columns != x.width:
+            raise ModelError(f"{self._prefix}{source}.weight: {columns} columns, but {x.name} is {x.width} wide")
+        if rows != self._state.hparams.n_vocab:
+            n_vocab = self._state.hparams.n_vocab
+            raise ModelError(f"{self._prefix}{source}.weight: {rows} rows, but the vocabulary has {n_vocab} tokens")
+        weights = [weight, self._vector(f"{self._prefix}{name}.bias", rows)]
+        return self._emit("logits", self._prefix + name, [x], [rows], weights, n_vocab=rows)[0]
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def require(self, x: Value, width: int, key: str) -> None:
+        """Refuses a file whose key `{architecture}.{key}` is not the width of x."""
+        self._expect(x, width, f"{self._state.hparams.architecture}.{key} is {width}")
+
+    def finish(self, ignored: Iterable[str] = ()) -> Plan:
+        """The plan. Every tensor must have been read, or match one of `ignored` (shell patterns): a bias or a frequency
+        table that nobody reads is how an engine becomes silently wrong."""
+        state = self._state
+        patterns = tuple(ignored)
+        unread = [
+            t.name
+            for i, t in enumerate(state.tensors)
+            if i not in state.read and not any(fnmatchcase(t.name, p) for p in patterns)
+        ]
+        if unread:
+            more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+            raise ModelError(
+                f"{unread[0]}{more}: the {state.hparams.architecture} family does not read this tensor, and without it "
+                "the output would be wrong; the file needs a newer pyedge, or was not made correctly"
+            )
+        described = {
+            i: f"{t.name} {t.type} [{', '.join(map(str, reversed(t.shape)))}]"
+            for i, t in enumerate(state.tensors)
+            if i in state.read
+        }
+        return Plan(state.hparams, state.ops, state.widths, described)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _emit(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[Value],
+        widths: Sequence[int],
+        weights: Sequence[int] = (),
+        labels: Sequence[str] | None = None,
+        **parameters: int | float,
+    ) -> tuple[Value, ...]:
+        state, row = self._state, _table()[kind]
+        if set(parameters) != set(row.parameters):  # a fault of this file, never of a model
+            raise TypeError(f"{name}: op {kind} takes {row.parameters}, not {sorted(parameters)}")
+        if name in state.names or len(name.encode()) > _MAX_NAME:
+            raise ValueError(f"{name}: an op's name must be unique and at most {_MAX_NAME} bytes")
+        state.names.add(name)
+        outputs = list(range(len(state.widths), len(state.widths) + len(widths)))
+        state.widths += widths
+        in_order = [parameters[p] for p in row.parameters]
+        state.ops.append(Op(row.number, name, [x.id for x in inputs], outputs, list(weights), in_order))
+        return tuple(
+            Value(i, w, label, self) for i, w, label in zip(outputs, widths, labels or [name] * len(widths), strict=True)
+        )
+
+    def _matrix(self, full: str, required: bool = True) -> tuple[int, int, int]:
+        """Tensor number, rows and columns of a matrix or vector, which counts as read; (-1, 0, 0) if there is none."""
+        index = self._state.index.get(full, -1)
+        if index < 0:
+            if required:
+                family = self._state.hparams.architecture
+                raise ModelError(f"{full}: tensor missing; the file is incomplete, or holds no {family} model")
+            return -1, 0, 0
+        columns, rows, *higher = (*self._state.tensors[index].shape, 1)
+        if any(n != 1 for n in higher):
+            raise ModelError(f"{full}: {len(higher) + 1} dimensions, where a matrix is expected")
+        self._state.read.add(index)
+        return index, rows, columns
+
+    def _vector(self, full: str, width: int, required: bool = False) -> int:
+        """Tensor number of a vector of `width`; -1 if the file has none."""
+        index, rows, columns = self._matrix(full, required)
+        if index >= 0 and (rows, columns) != (1, width):
+            raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {width} is expected")
+        return index
+
+    def _rope_table(self, rope: Rope) -> Value:
+        state = self._state
+        factors = -1 if rope.factors is None else self._vector(f"{rope.factors}.weight", rope.n_rot // 2)
+        key = (rope.n_rot, rope.base, rope.scale, factors)
+        if key not in state.ropes:
+            name = "rope_table" if not state.ropes else f"rope_table_{len(state.ropes)}"
+            numbers = {"n_rot": rope.n_rot, "base": rope.base, "scale": rope.scale}
+            (state.ropes[key],) = self._emit("rope_table", name, [], [rope.n_rot], [factors], **numbers)
+        return state.ropes[key]
+
+    def _expect(self, x: Value, width: int, because: str) -> None:
+        if x.width != width:
+            raise ModelError(f"{x.name}: {x.width} wide, but {because}")
