@@ -10,12 +10,27 @@ typedef struct pe_mapping {
 } pe_mapping;
 
 // Maps a regular file read-only. Errors name the file and the reason (not there, a folder, empty, no permission).
+// A file that another process shortens while it is mapped raises SIGBUS on access, which no check here can prevent: so
+// a mapping is kept only while a model is loaded.
 pe_status pe_os_map(const char *path, pe_mapping *out, pe_error *err);
 void pe_os_unmap(pe_mapping *m);
+
+// The whole of a small text file (at most 1 MiB), terminated, to be freed by the caller; NULL if it cannot be read.
+char *pe_os_read_text(const char *path);
 
 // Zeroed, 64-byte aligned (page aligned in fact) memory that takes physical pages only when touched; NULL when refused.
 void *pe_os_alloc(size_t bytes);
 void pe_os_free(void *p, size_t bytes);
+
+// What the system itself says, before any limit of a cgroup (machine.c applies those).
+typedef struct pe_os_hardware {
+    int32_t logical_cpus;       // that this process may run on
+    int32_t physical_cores;     // behind those
+    uint64_t memory_total;      // bytes; 0: not known
+    uint64_t memory_available;  // bytes that can be taken without swapping; 0: not known
+} pe_os_hardware;
+
+void pe_os_query(pe_os_hardware *out);
 
 // Sleeps while *word == expected, until pe_os_wake or a spurious wake-up. pe_os_wake wakes up to n sleepers on word.
 void pe_os_wait(_Atomic uint32_t *word, uint32_t expected);
