@@ -30,3 +30,16 @@ pe_status pe_fail(pe_error *err, pe_status code, const char *op, const char *for
         if ((uint8_t)*c < 0x20 || *c == 0x7F) *c = '?';
     return code;
 }
+
+pe_status pe_fail_file(pe_error *err, pe_status code, const char *path, const char *format, ...) {
+    enum { SHOWN = 200 }; // leaves room for the reason
+    char reason[sizeof err->message];
+    va_list args;
+    va_start(args, format);
+    if (vsnprintf(reason, sizeof reason, format, args) < 0) reason[0] = '\0';
+    va_end(args);
+    size_t len = strlen(path);
+    const char *tail = len > SHOWN ? path + len - SHOWN : path;
+    while (tail > path && ((uint8_t)*tail & 0xC0) == 0x80) tail++;
+    return pe_fail(err, code, NULL, "%s%s: %s", tail > path ? "..." : "", tail, reason);
+}

@@ -9,4 +9,8 @@
 pe_status pe_fail(pe_error *err, pe_status code, const char *op, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+// The same for a fault of a file: the message begins with its path, of which a long one keeps its end only.
+pe_status pe_fail_file(pe_error *err, pe_status code, const char *path, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
 #endif

@@ -1,5 +1,5 @@
-// Owns every system call of the core, for Linux and macOS. Does not own policy: limits of cgroups are read in machine.c,
-// when to sleep is decided by the thread pool.
+// Owns every system call of the core, for Linux and macOS. Does not own policy: limits of cgroups are read in
+// machine.c, when to sleep is decided by the thread pool.
 #if defined(_WIN32)
 #error "pyedge does not run on Windows yet"
 #elif !defined(__linux__) && !defined(__APPLE__)
@@ -28,7 +28,8 @@
 #include <sys/sysctl.h>
 #endif
 
-// ---- files -----------------------------------------------------------------------------------------------------------
+// ---- files
+// -----------------------------------------------------------------------------------------------------------
 
 // strerror_r has two incompatible signatures and strerror may share its buffer, so the likely reasons are told here,
 // each with what to do.
@@ -46,22 +47,22 @@ static pe_status fail_errno(pe_error *err, const char *path, int code) {
     case EMFILE:
     case ENFILE: why = "too many open files; close some, or raise the limit (ulimit -n)"; break;
     case EIO: why = "the disk reports a read error; check the disk, or copy the file again"; break;
-    case ENOMEM: return pe_fail(err, PE_ERR_MEMORY, NULL, "%s: no address space left to map this file", path);
-    default: return pe_fail(err, PE_ERR_FILE, NULL, "%s: cannot be read (system error %d)", path, code);
+    case ENOMEM: return pe_fail_file(err, PE_ERR_MEMORY, path, "no address space left to map this file");
+    default: return pe_fail_file(err, PE_ERR_FILE, path, "cannot be read (system error %d)", code);
     }
-    return pe_fail(err, PE_ERR_FILE, NULL, "%s: %s", path, why);
+    return pe_fail_file(err, PE_ERR_FILE, path, "%s", why);
 }
 
 static pe_status map_open_file(int fd, const char *path, pe_mapping *out, pe_error *err) {
     struct stat st;
     if (fstat(fd, &st) != 0) return fail_errno(err, path, errno);
     if (S_ISDIR(st.st_mode))
-        return pe_fail(err, PE_ERR_FILE, NULL, "%s: this is a folder; give the path of the .gguf file inside it", path);
+        return pe_fail_file(err, PE_ERR_FILE, path, "this is a folder; give the path of the .gguf file inside it");
     if (!S_ISREG(st.st_mode)) return fail_errno(err, path, ENODEV);
     if (st.st_size <= 0)
-        return pe_fail(err, PE_ERR_FILE, NULL, "%s: the file is empty; the download may have failed, pull it again", path);
+        return pe_fail_file(err, PE_ERR_FILE, path, "the file is empty; the download may have failed, pull it again");
     if ((uintmax_t)st.st_size > SIZE_MAX / 2)
-        return pe_fail(err, PE_ERR_FILE, NULL, "%s: the file is too large to be mapped on this machine", path);
+        return pe_fail_file(err, PE_ERR_FILE, path, "the file is too large to be mapped on this machine");
     void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) return fail_errno(err, path, errno);
     *out = (pe_mapping){.data = data, .size = (size_t)st.st_size};
@@ -108,7 +109,8 @@ char *pe_os_read_text(const char *path) {
     return text;
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory
+// ----------------------------------------------------------------------------------------------------------
 
 // No advice for huge pages here: a KV pool is touched page by page, and one touched token would make 2 MiB resident.
 void *pe_os_alloc(size_t bytes) {
@@ -121,13 +123,15 @@ void pe_os_free(void *p, size_t bytes) {
     if (p) munmap(p, bytes ? bytes : 1);
 }
 
-// ---- processors and memory of the machine ------------------------------------------------------------------------------
+// ---- processors and memory of the machine
+// ------------------------------------------------------------------------------
 
 #ifdef __linux__
 
-// The number of the first hardware thread of cpu's core, which stands for the core; cpu itself if the kernel tells none.
+// The number of the first hardware thread of cpu's core, which stands for the core; cpu itself if the kernel tells
+// none.
 static long first_sibling(long cpu) {
-    static const char *const files[] = {"core_cpus_list", "thread_siblings_list"};  // new name, old name
+    static const char *const files[] = {"core_cpus_list", "thread_siblings_list"}; // new name, old name
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[96];
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/%s", cpu, files[i]);
@@ -181,13 +185,13 @@ static void query_memory(pe_os_hardware *out) {
     free(text);
 }
 
-#else  // macOS
+#else // macOS
 
 static int64_t sysctl_number(const char *name) {
     int64_t value = 0;
     size_t size = sizeof value;
     if (sysctlbyname(name, &value, &size, NULL, 0) != 0) return 0;
-    if (size == sizeof(int32_t)) {  // some are 32 bits wide
+    if (size == sizeof(int32_t)) { // some are 32 bits wide
         int32_t narrow;
         memcpy(&narrow, &value, sizeof narrow);
         return narrow;
@@ -222,7 +226,8 @@ void pe_os_query(pe_os_hardware *out) {
     if (out->physical_cores < 1 || out->physical_cores > out->logical_cpus) out->physical_cores = out->logical_cpus;
 }
 
-// ---- sleeping and waking -----------------------------------------------------------------------------------------------
+// ---- sleeping and waking
+// -----------------------------------------------------------------------------------------------
 
 #ifdef __linux__
 
@@ -262,7 +267,7 @@ static void make_slots_and_watch_fork(void) {
 
 static size_t slot_of(_Atomic uint32_t *word) {
     pthread_once(&slots_once, make_slots_and_watch_fork);
-    return ((uintptr_t)word >> 6) % SLOTS;  // words that matter have a cache line of their own
+    return ((uintptr_t)word >> 6) % SLOTS; // words that matter have a cache line of their own
 }
 
 void pe_os_wait(_Atomic uint32_t *word, uint32_t expected) {
