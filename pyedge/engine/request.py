@@ -1,0 +1,121 @@
+"""A request: one sequence, the rules for its tokens, and where it stands. And the events that come out of it.
+
+Owns data and no behaviour: the scheduler moves requests, the engine feeds their samplers and texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+from pyedge.engine.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sampled(Protocol):
+    """What the core says of a drawn token."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def top(self) -> list[tuple[int, float]]: ...
+
+
+class Sampler(Protocol):
+    """The core's sampler: a draw is a function of the logits, its settings, what it accepted, and the position."""
+
+    def accept(self, tokens: Sequence[int], generated: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One token of a request, or its end. A token's text may come with a later event, once its characters are whole."""
+
+    request_id: int
+    text: str  # whole characters only, nothing of a stop string
+    token_id: int | None = None  # None: the end came without a token
+    logprob: float | None = None  # natural log, from the model's own distribution
+    top_logprobs: list[tuple[int, float]] | None = None  # most likely first
+    finish_reason: FinishReason | None = None  # of the last event
+    error: Exception | None = None  # why it was aborted, if the engine did it
+
+
+@dataclass
+class Metrics:
+    """Seconds and counts of one request."""
+
+    arrival: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    last_token: float | None = None
+    output_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token after the first."""
+        if self.first_token is None or self.last_token is None or self.output_tokens < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.output_tokens - 1)
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence. `token_ids[:n_computed]` have their keys and values in `pages`; the rest is still to be run."""
+
+    id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams  # its seed is never None
+    max_tokens: int  # of output, with the context's end taken into account
+    priority: int = 0  # lower runs first; equal ones in order of id
+
+    status: Status = Status.WAITING
+    token_ids: list[int] = field(default_factory=list)  # prompt and output
+    n_computed: int = 0
+    pages: list[int] = field(default_factory=list)  # block table: token i is in pages[i // page_size]
+    n_pages_written: int = 0  # the first block-table entries, that the core has
+    slot: int | None = None  # the core's row for the block table
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    logprobs: list[dict[int, float]] | None = None  # one entry per output token: the most likely ones, and itself
+    text: str = ""
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        if self.params.logprobs is not None:
+            self.logprobs = []
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def n_output(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts requests: who runs first, and last to be preempted."""
+        return self.priority, self.id

@@ -1,0 +1,196 @@
+"""Which tokens of which requests run in the next step, and which pages they use.
+
+Owns the queues, the slots and every request's block table; runs nothing and imports no numpy.
+
+A step takes every running request's next token first, then prompt tokens, oldest request first, up to its budget. A
+request is admitted when the pages of all its tokens are free, and takes one more page each time it fills one. When
+there is none, the youngest running request gives its pages back and is computed again later; what it has generated is
+part of its tokens by then, so its output does not change. The oldest one always gets on, so all of them end.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from operator import attrgetter
+
+from pyedge.engine.pages import PagePool
+from pyedge.engine.request import FinishReason, Request, Status
+
+_order = attrgetter("order")
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The tokens [start, end) of a request are to be computed. If they are its last ones, the next one is sampled."""
+
+    request: Request
+    start: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        return self.end == self.request.n_tokens
+
+
+class Scheduler:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_model_len: int,  # tokens of one sequence, prompt and output
+        max_sequences: int,  # that run at once
+        max_tokens: int,  # per step
+        prefix_cache: bool = True,
+    ) -> None:
+        if not 1 <= max_sequences <= max_tokens:
+            raise ValueError(f"max_tokens ({max_tokens}) must hold one token of each of {max_sequences} sequences")
+        self.pool = pool
+        self.max_model_len = max_model_len
+        self.max_tokens = max_tokens
+        self.prefix_cache = prefix_cache
+        self.waiting: list[Request] = []  # both in the requests' order
+        self.running: list[Request] = []
+        self._slots = list(reversed(range(max_sequences)))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a sequence can have when it is alone."""
+        return min(self.max_model_len, self.pool.n_pages * self.pool.page_size)
+
+    def room(self, n_prompt: int) -> int:
+        """Tokens that can follow a prompt. ValueError if there are none: a prompt is never cut."""
+        if n_prompt < self.capacity:
+            return self.capacity - n_prompt
+        if self.capacity == self.max_model_len:
+            limit, remedy = f"the context is {self.max_model_len} tokens", "max_model_len"
+        else:
+            pages = f"{self.pool.n_pages} pages of {self.pool.page_size}"
+            limit, remedy = f"the KV cache holds {self.capacity} ({pages})", "kv_memory"
+        raise ValueError(
+            f"the prompt has {n_prompt} tokens, {limit}, and an answer needs at least 1; "
+            f"shorten the prompt or raise {remedy}"
+        )
+
+    def add(self, request: Request) -> None:
+        self.room(len(request.prompt_token_ids))
+        insort(self.waiting, request, key=_order)
+
+    def schedule(self, prompt_tokens: int | None = None) -> list[Scheduled]:
+        """The work of the next step, with its pages and slots taken; at most `prompt_tokens` in pieces above one."""
+        work = []
+        for request in [r for r in self.running if r.n_tokens - r.n_computed == 1]:
+            # A request preempted here is the youngest, so it comes later in this loop and has no work yet.
+            if request.status is Status.RUNNING and self._extend(request):
+                work.append(Scheduled(request, request.n_computed, request.n_tokens))
+        budget = self.max_tokens - len(work)
+        if prompt_tokens is not None:
+            budget = min(budget, prompt_tokens)
+        for request in [r for r in self.running if r.n_tokens - r.n_computed > 1]:
+            budget -= self._plan(request, budget, work)
+        while self.waiting and budget > 0 and self._admit(self.waiting[0]):
+            budget -= self._plan(self.waiting.pop(0), budget, work)
+        return work
+
+    def advance(self, request: Request, end: int) -> None:
+        """The core has computed the request's tokens up to `end`: its full pages can be shared from now on."""
+        size = self.pool.page_size
+        first, last = request.n_computed // size, end // size
+        request.n_computed = end
+        if not self.prefix_cache:
+            return
+        for i in range(first, last):
+            tokens = tuple(request.token_ids[i * size : (i + 1) * size])
+            page = self.pool.publish(request.pages[i], request.pages[i - 1] if i else None, tokens)
+            if page != request.pages[i]:
+                request.pages[i] = page
+                request.n_pages_written = min(request.n_pages_written, i)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._vacate(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+
+    def borrow(self, n_pages: int) -> tuple[int, list[int]]:
+        """A slot and pages for work outside the queues, at the cost of the youngest requests if need be."""
+        while not self._slots or self.pool.n_free < n_pages:
+            self._preempt(self.running[-1])
+        return self._slots.pop(), [self.pool.allocate() for _ in range(n_pages)]
+
+    def give_back(self, slot: int, pages: list[int]) -> None:
+        self.pool.release(pages)
+        self._slots.append(slot)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless pool, queues and slots agree; nothing may be borrowed."""
+        self.pool.check_integrity(r.pages for r in self.running)
+        slots = sorted([*self._slots, *(r.slot for r in self.running if r.slot is not None)])
+        if slots != list(range(len(slots))) or len(slots) != len(self._slots) + len(self.running):
+            raise AssertionError(f"slots are lost or held twice: {slots}")
+        for queue, status in (self.waiting, Status.WAITING), (self.running, Status.RUNNING):
+            if queue != sorted(queue, key=_order) or any(r.status is not status for r in queue):
+                raise AssertionError(f"the {status.value} queue is out of order")
+        for request in self.waiting:
+            if request.pages or request.slot is not None or request.n_computed:
+                raise AssertionError(f"request {request.id} holds pages while it waits")
+        for request in self.running:
+            if not request.n_computed < request.n_tokens or len(request.pages) < self.pool.pages_for(request.n_computed):
+                raise AssertionError(f"request {request.id} has computed more than it has tokens or pages")
+
+    def _plan(self, request: Request, budget: int, work: list[Scheduled]) -> int:
+        """Plans as many of the request's tokens as the budget allows; returns how many."""
+        end = min(request.n_tokens, request.n_computed + budget)
+        if end > request.n_computed:
+            work.append(Scheduled(request, request.n_computed, end))
+        return end - request.n_computed
+
+    def _admit(self, request: Request) -> bool:
+        """Gives the request a slot and the pages of all its tokens, if there are enough; it runs from now on."""
+        pool = self.pool
+        # The last token is always computed: its logits are wanted.
+        cached = pool.match(request.token_ids, request.n_tokens - 1) if self.prefix_cache else []
+        n_new = pool.pages_for(request.n_tokens) - len(cached)
+        # One page more for each running request's next token, or the newcomer would soon be preempted for it.
+        if not self._slots or n_new + pool.n_idle(cached) + len(self.running) > pool.n_free:
+            return False
+        pool.hold(cached)
+        request.pages = cached + [pool.allocate() for _ in range(n_new)]
+        request.n_pages_written = 0
+        request.n_computed = len(cached) * pool.page_size
+        request.slot = self._slots.pop()
+        request.status = Status.RUNNING
+        if not request.metrics.preemptions:
+            request.metrics.cached_tokens = request.n_computed
+        insort(self.running, request, key=_order)
+        return True
+
+    def _extend(self, request: Request) -> bool:
+        """Makes sure of a page for the request's last token. False: the request itself had to go."""
+        if len(request.pages) * self.pool.page_size >= request.n_tokens:
+            return True
+        while self.pool.n_free == 0:
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is request:
+                return False
+        request.pages.append(self.pool.allocate())
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._vacate(request)
+        request.status = Status.WAITING
+        request.metrics.preemptions += 1
+        insort(self.waiting, request, key=_order)
+
+    def _vacate(self, request: Request) -> None:
+        assert request.slot is not None
+        self.pool.release(request.pages)
+        self._slots.append(request.slot)
+        request.pages = []
+        request.n_computed = 0
+        request.slot = None
