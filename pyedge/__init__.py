@@ -6,10 +6,9 @@ Owns the public names, each imported when it is first used: importing `pyedge` a
 command line quick and lets a checkout without its compiled core say what to do.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from pyedge.errors import ModelError, NotBuiltError
 
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would be nearly all of this module's cost
 if TYPE_CHECKING:
     from pyedge.engine.sampling_params import SamplingParams
     from pyedge.llm import LLM
@@ -21,10 +20,10 @@ __all__ = ["LLM", "ModelError", "SamplingParams", "__version__"]
 _HOMES = {"LLM": "pyedge.llm", "SamplingParams": "pyedge.engine.sampling_params"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    value: Any
+    value: object
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
