@@ -46,8 +46,7 @@ def build_plan(gguf: _core.Gguf) -> Plan:
         architecture = gguf.get("general.architecture")
         if architecture is None:
             raise ModelError("general.architecture: missing; the file does not say what model it holds")
-        family = _families().get(architecture) if isinstance(architecture, str) else None
-        if family is None:
+        if not isinstance(architecture, str) or (family := _families().get(architecture)) is None:
             known = ", ".join(architectures())
             raise ModelError(f"general.architecture: {architecture!r:.80} is not supported; supported: {known}")
         h = family.hparams(gguf, architecture)

@@ -157,9 +157,11 @@ def _n_vocab(gguf: _core.Gguf, keys: Keys, d_model: int) -> int:
     columns, rows = (*gguf.tensors[index].shape, 1)[:2]
     if columns != d_model:
         raise keys.fail("embedding_length", d_model, f"is not the width of token_embd.weight, {columns}")
-    n_tokens = len(gguf.get("tokenizer.ggml.tokens") or ())
-    if n_tokens > rows:
-        raise ModelError(f"tokenizer.ggml.tokens: {n_tokens} tokens, but token_embd.weight has only {rows} rows")
+    tokens = gguf.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list):
+        raise ModelError("tokenizer.ggml.tokens: not a list")
+    if len(tokens) > rows:
+        raise ModelError(f"tokenizer.ggml.tokens: {len(tokens)} tokens, but token_embd.weight has only {rows} rows")
     return rows
 
 

@@ -276,9 +276,8 @@ class PlanBuilder:
         state.widths += widths
         in_order = [parameters[p] for p in row.parameters]
         state.ops.append(Op(row.number, name, [x.id for x in inputs], outputs, list(weights), in_order))
-        return tuple(
-            Value(i, w, label, self) for i, w, label in zip(outputs, widths, labels or [name] * len(widths), strict=True)
-        )
+        labels = labels or [name] * len(widths)
+        return tuple(Value(i, w, label, self) for i, w, label in zip(outputs, widths, labels, strict=True))
 
     def _matrix(self, full: str, required: bool = True) -> tuple[int, int, int]:
         """Tensor number, rows and columns of a matrix or vector, which counts as read; (-1, 0, 0) if there is none."""
@@ -307,8 +306,9 @@ class PlanBuilder:
         key = (rope.n_rot, rope.base, rope.scale, factors)
         if key not in state.ropes:
             name = "rope_table" if not state.ropes else f"rope_table_{len(state.ropes)}"
-            numbers = {"n_rot": rope.n_rot, "base": rope.base, "scale": rope.scale}
-            (state.ropes[key],) = self._emit("rope_table", name, [], [rope.n_rot], [factors], **numbers)
+            (state.ropes[key],) = self._emit(
+                "rope_table", name, [], [rope.n_rot], [factors], n_rot=rope.n_rot, base=rope.base, scale=rope.scale
+            )
         return state.ropes[key]
 
     def _expect(self, x: Value, width: int, because: str) -> None:
