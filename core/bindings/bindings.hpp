@@ -1,0 +1,65 @@
+// What the files of core/bindings share: one `bind_*` per part of the C API, errors, and the handle classes that parts
+// pass to each other.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pyedge.h"
+
+// Raises what a failed call reports: ValueError for wrong arguments, MemoryError, pyedge.ModelError for what lies in
+// the file or the model, RuntimeError for a cancelled step. The op at fault, if any, stands before the message. Needs
+// the GIL.
+void check(pe_status status, const pe_error &err);
+
+void bind_gguf(pybind11::module_ &m);
+void bind_sampler(pybind11::module_ &m);
+
+// An open GGUF file. close() lets go of it at once; a call that is under way keeps it a little longer.
+class Gguf {
+  public:
+    explicit Gguf(const pybind11::object &path);
+
+    pe_gguf *handle() const; // ValueError when closed
+    void close();
+    bool closed() const { return !handle_; }
+    const std::string &path() const { return path_; }       // as given, in the file system's encoding
+    bool find(std::string_view key, pe_kv *out) const;      // false: no such key
+    std::int64_t tensor_index(std::string_view name) const; // -1: no such tensor
+
+  private:
+    std::string path_;
+    struct Release {
+        void operator()(pe_gguf *g) const { pe_gguf_release(g); }
+    };
+    std::unique_ptr<pe_gguf, Release> handle_;
+    // Ordered, not hashed: the names are a stranger's, who could make them collide. The keys point into the file.
+    std::map<std::string_view, std::int64_t> keys_, tensors_;
+};
+
+// One request's sampling rules and history.
+class Sampler {
+  public:
+    // ValueError for a setting that is out of range.
+    Sampler(const pe_sampling &settings, std::int32_t n_vocab, const std::map<std::int64_t, float> &logit_bias);
+
+    std::int32_t n_vocab() const { return n_vocab_; }
+    void accept(const std::vector<std::int64_t> &tokens, bool generated);
+    // logits: [n_vocab]. Called with the GIL, which it releases meanwhile; a second caller waits for the first.
+    pe_sampled sample(const float *logits, std::int64_t position);
+
+  private:
+    struct Release {
+        void operator()(pe_sampler *s) const { pe_sampler_release(s); }
+    };
+    std::unique_ptr<pe_sampler, Release> handle_;
+    std::int32_t n_vocab_;
+    std::mutex mutex_; // the handle has one scratch memory and one history
+};
