@@ -1,0 +1,261 @@
+// Owns `pyedge._core.Gguf` and how errors of the C API are raised in Python. Does not check files: src/gguf.c has done
+// so.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "bindings.hpp"
+
+namespace py = pybind11;
+
+// ---- errors
+// ----------------------------------------------------------------------------------------------------------
+
+static py::str to_str(std::string_view bytes, const char *errors) {
+    PyObject *s = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), errors);
+    if (!s) throw py::error_already_set();
+    return py::reinterpret_steal<py::str>(s);
+}
+
+[[noreturn]] static void raise(const py::handle &type, const std::string &message) {
+    PyErr_SetObject(type.ptr(), to_str(message, "backslashreplace").ptr());
+    throw py::error_already_set();
+}
+
+[[noreturn]] static void raise_model_error(const std::string &message) {
+    raise(py::module_::import("pyedge.errors").attr("ModelError"), message);
+}
+
+void check(pe_status status, const pe_error &err) {
+    if (status == PE_OK) return;
+    const std::string message = err.op[0] ? std::string(err.op) + ": " + err.message : err.message;
+    switch (status) {
+    case PE_ERR_ARGUMENT: raise(PyExc_ValueError, message);
+    case PE_ERR_MEMORY: raise(PyExc_MemoryError, message);
+    case PE_ERR_CANCELLED: raise(PyExc_RuntimeError, message);
+    default: raise_model_error(message);
+    }
+}
+
+// ---- the file
+// ----------------------------------------------------------------------------------------------------------
+
+Gguf::Gguf(const py::object &path) {
+    PyObject *bytes = nullptr; // accepts str, bytes and os.PathLike; refuses NUL
+    if (!PyUnicode_FSConverter(path.ptr(), &bytes)) throw py::error_already_set();
+    path_ = py::reinterpret_steal<py::bytes>(bytes);
+    pe_error err{};
+    pe_status status;
+    pe_gguf *g = nullptr;
+    {
+        py::gil_scoped_release release;
+        status = pe_gguf_open(path_.c_str(), &g, &err);
+    }
+    check(status, err);
+    handle_.reset(g);
+    for (std::int64_t i = 0; i < pe_gguf_n_kv(g); i++) {
+        pe_kv kv;
+        pe_gguf_kv(g, i, &kv);
+        keys_.emplace(std::string_view(kv.key, kv.key_len), i);
+    }
+    for (std::int64_t i = 0; i < pe_gguf_n_tensors(g); i++) tensors_.emplace(pe_gguf_tensor(g, i)->name, i);
+}
+
+pe_gguf *Gguf::handle() const {
+    if (!handle_) raise(PyExc_ValueError, path_ + ": this Gguf is closed; open the file again");
+    return handle_.get();
+}
+
+void Gguf::close() {
+    keys_.clear();
+    tensors_.clear();
+    handle_.reset();
+}
+
+bool Gguf::find(std::string_view key, pe_kv *out) const {
+    const pe_gguf *g = handle();
+    const auto found = keys_.find(key);
+    if (found == keys_.end()) return false;
+    pe_gguf_kv(g, found->second, out);
+    return true;
+}
+
+std::int64_t Gguf::tensor_index(std::string_view name) const {
+    handle();
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? -1 : found->second;
+}
+
+// ---- values
+// ------------------------------------------------------------------------------------------------------------
+
+template <typename T> static T load(const void *data, std::uint64_t i) {
+    T value;
+    std::memcpy(&value, static_cast<const char *>(data) + i * sizeof value, sizeof value);
+    return value;
+}
+
+// Element i of a value that is no string.
+static PyObject *number(const pe_kv &kv, std::uint64_t i) {
+    switch (kv.type) {
+    case PE_GGUF_U8: return PyLong_FromUnsignedLong(load<std::uint8_t>(kv.data, i));
+    case PE_GGUF_I8: return PyLong_FromLong(load<std::int8_t>(kv.data, i));
+    case PE_GGUF_U16: return PyLong_FromUnsignedLong(load<std::uint16_t>(kv.data, i));
+    case PE_GGUF_I16: return PyLong_FromLong(load<std::int16_t>(kv.data, i));
+    case PE_GGUF_U32: return PyLong_FromUnsignedLong(load<std::uint32_t>(kv.data, i));
+    case PE_GGUF_I32: return PyLong_FromLong(load<std::int32_t>(kv.data, i));
+    case PE_GGUF_U64: return PyLong_FromUnsignedLongLong(load<std::uint64_t>(kv.data, i));
+    case PE_GGUF_I64: return PyLong_FromLongLong(load<std::int64_t>(kv.data, i));
+    case PE_GGUF_F32: return PyFloat_FromDouble(load<float>(kv.data, i));
+    case PE_GGUF_F64: return PyFloat_FromDouble(load<double>(kv.data, i));
+    default: return PyBool_FromLong(load<std::uint8_t>(kv.data, i));
+    }
+}
+
+// The elements of kv, strings as str or bytes.
+static py::list elements(const pe_kv &kv, bool as_bytes) {
+    py::list out(static_cast<std::size_t>(kv.n));
+    const void *cursor = kv.data;
+    for (std::uint64_t i = 0; i < kv.n; i++) {
+        PyObject *item;
+        if (kv.type == PE_GGUF_STRING) {
+            std::size_t len;
+            const char *s = pe_gguf_next_string(&cursor, &len);
+            const auto n = static_cast<Py_ssize_t>(len);
+            item = as_bytes ? PyBytes_FromStringAndSize(s, n) : PyUnicode_DecodeUTF8(s, n, "replace");
+        } else {
+            item = number(kv, i);
+        }
+        if (!item) throw py::error_already_set();
+        PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), item);
+    }
+    return out;
+}
+
+static py::object get(const Gguf &g, std::string_view key, py::object fallback) {
+    pe_kv kv;
+    if (!g.find(key, &kv)) return fallback;
+    py::list values = elements(kv, false);
+    return kv.is_array ? py::object(std::move(values)) : py::object(values[0]);
+}
+
+static py::list get_bytes(const Gguf &g, std::string_view key) {
+    pe_kv kv;
+    if (!g.find(key, &kv))
+        raise_model_error(g.path() + ": key '" + std::string(key) + "' is missing; get a complete file");
+    if (kv.type != PE_GGUF_STRING) raise_model_error(g.path() + ": key '" + std::string(key) + "' must hold strings");
+    return elements(kv, true);
+}
+
+static py::list keys(const Gguf &g) {
+    const pe_gguf *file = g.handle();
+    py::list out;
+    for (std::int64_t i = 0; i < pe_gguf_n_kv(file); i++) {
+        pe_kv kv;
+        pe_gguf_kv(file, i, &kv);
+        out.append(to_str({kv.key, kv.key_len}, "strict"));
+    }
+    return out;
+}
+
+// ---- tensors
+// -----------------------------------------------------------------------------------------------------------
+
+struct TensorInfo {
+    std::string name, type;
+    std::vector<std::int64_t> shape; // the file's order: columns first
+    std::uint64_t n_bytes, offset;
+};
+
+static const char *format_name(std::int32_t type) {
+    for (std::int32_t i = 0; i < pe_format_count(); i++) {
+        pe_format_info f;
+        pe_format(i, &f);
+        if (f.type == type) return f.name;
+    }
+    return "?"; // refused on open
+}
+
+static std::vector<TensorInfo> tensors(const Gguf &g) {
+    const pe_gguf *file = g.handle();
+    std::vector<TensorInfo> out;
+    out.reserve(static_cast<std::size_t>(pe_gguf_n_tensors(file)));
+    for (std::int64_t i = 0; i < pe_gguf_n_tensors(file); i++) {
+        const pe_tensor *t = pe_gguf_tensor(file, i);
+        out.push_back({t->name, format_name(t->type), {t->ne, t->ne + t->n_dims}, t->n_bytes, t->offset});
+    }
+    return out;
+}
+
+static py::array_t<float> dequantize(const Gguf &g, std::string_view name) {
+    const std::int64_t i = g.tensor_index(name);
+    if (i < 0) raise_model_error(g.path() + ": tensor '" + std::string(name) + "' is missing; get a complete file");
+    pe_gguf *file = g.handle();
+    const pe_tensor *t = pe_gguf_tensor(file, i);
+    py::array_t<float> out({t->ne[1] * t->ne[2] * t->ne[3], t->ne[0]});
+    float *data = out.mutable_data();
+    pe_error err{};
+    pe_status status;
+    pe_gguf_retain(file); // another thread may close it meanwhile
+    {
+        py::gil_scoped_release release;
+        status = pe_gguf_dequantize(file, i, data, &err);
+        pe_gguf_release(file);
+    }
+    check(status, err);
+    return out;
+}
+
+// ---- the module's part
+// -------------------------------------------------------------------------------------------------
+
+void bind_gguf(py::module_ &m) {
+    py::class_<TensorInfo>(m, "TensorInfo", "One tensor of a GGUF file.")
+        .def_readonly("name", &TensorInfo::name)
+        .def_readonly("type", &TensorInfo::type, "the format's name: 'Q4_0'")
+        .def_property_readonly(
+            "shape", [](const TensorInfo &t) { return py::tuple(py::cast(t.shape)); },
+            "the file's order: columns first")
+        .def_readonly("n_bytes", &TensorInfo::n_bytes)
+        .def_readonly("offset", &TensorInfo::offset, "of the data in the file")
+        .def("__repr__", [](const TensorInfo &t) {
+            return py::str("TensorInfo(name={!r}, type={!r}, shape={})")
+                .format(t.name, t.type, py::tuple(py::cast(t.shape)));
+        });
+
+    py::class_<Gguf>(m, "Gguf", "A GGUF file, checked on opening and read from a mapping. Raises ModelError.")
+        .def(py::init<const py::object &>(), py::arg("path"))
+        .def("close", &Gguf::close, "Lets go of the file; every later access raises ValueError.")
+        .def("__enter__",
+             [](py::object self) {
+                 self.cast<const Gguf &>().handle();
+                 return self;
+             })
+        .def("__exit__", [](Gguf &g, const py::args &) { g.close(); })
+        .def("__repr__",
+             [](const Gguf &g) {
+                 return py::str("<Gguf {!r}{}>")
+                     .format(to_str(g.path(), "backslashreplace"), g.closed() ? ", closed" : "");
+             })
+        .def_property_readonly(
+            "path",
+            [](const Gguf &g) { return py::reinterpret_steal<py::str>(PyUnicode_DecodeFSDefault(g.path().c_str())); })
+        .def_property_readonly("version", [](const Gguf &g) { return pe_gguf_version(g.handle()); })
+        .def_property_readonly("file_size", [](const Gguf &g) { return pe_gguf_file_size(g.handle()); })
+        .def("keys", &keys, "In the file's order.")
+        .def("get", &get, py::arg("key"), py::arg("default") = py::none(),
+             "The value as int, float, bool, str or a list of these; bytes that are not UTF-8 become U+FFFD.")
+        .def("bytes", &get_bytes, py::arg("key"), "The strings of an array (or the one of a value) as they are.")
+        .def("__contains__",
+             [](const Gguf &g, std::string_view key) {
+                 pe_kv kv;
+                 return g.find(key, &kv);
+             })
+        .def_property_readonly("tensors", &tensors, "In the file's order.")
+        .def("tensor_index", &Gguf::tensor_index, py::arg("name"), "Its place in `tensors`; -1 if there is none.")
+        .def("dequantize", &dequantize, py::arg("name"),
+             "float32 [rows, columns]; axes above two are folded into rows.");
+}
