@@ -85,7 +85,7 @@ def write_tiny_llama(
 
     types: one format for every matrix, or formats by the tensor's own name (`{"attn_q": "Q8_0", "": "Q4_0"}`; the empty
     name is the default). keys: metadata to add or replace, by full name (None removes). drop: tensors or keys to leave
-    out. extra: more tensors.
+    out. extra: F32 tensors to add or replace.
     """
     rng = np.random.default_rng(seed)
     n_kv = n_head if n_kv is None else n_kv
