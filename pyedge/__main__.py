@@ -1,0 +1,5 @@
+"""`python -m pyedge`: the command line."""
+
+from pyedge.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""Options that several commands have, and what is made of them: a loaded model and its sampling rules.
+
+Owns the names and meanings of these options. An option that was not given is None and never reaches the engine, so that
+defaults live in one place, the Python API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pyedge.engine.sampling_params import SamplingParams
+    from pyedge.llm import LLM
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MODEL = [
+    click.option("--ctx", type=click.IntRange(min=1), metavar="N", help="Context length in tokens. [the model's own]"),
+    click.option("--kv-type", type=click.Choice(["f16", "f32"]), help="Type of the KV cache. [f16]"),
+    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads. [physical cores]"),
+    click.option("--device", metavar="NAME", help="auto or cpu. [auto]"),
+    click.option("--precision", type=click.Choice(["fast", "f32"]), help="f32: the float reference path. [fast]"),
+]
+_SAMPLING = [
+    click.option(
+        "-n", "--max-tokens", type=int, metavar="N", help="Tokens to write. [until the end, or a full context]"
+    ),
+    click.option("--temp", "--temperature", "temperature", type=float, metavar="X", help="0 is greedy. [0.8]"),
+    click.option("--top-k", type=int, metavar="K", help="Choose among the K most likely tokens; 0: all. [40]"),
+    click.option("--top-p", type=float, metavar="P", help="Choose among those that together reach P. [0.95]"),
+    click.option("--min-p", type=float, metavar="P", help="Drop those below P times the most likely. [0.05]"),
+    click.option("--repeat-penalty", type=float, metavar="X", help="Above 1 makes repetition less likely. [1]"),
+    click.option("--seed", type=int, metavar="N", help="Equal seeds give equal answers. [random]"),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
+]
+
+_MODEL_NAMES = {  # of an option, and in the API
+    "ctx": "max_model_len", "kv_type": "kv_type", "threads": "threads", "device": "device", "precision": "precision",
+}  # fmt: skip
+_SAMPLING_NAMES = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "stop", "logprobs",
+)  # fmt: skip
+
+
+def model_options(f: F) -> F:
+    """--ctx --kv-type --threads --device --precision"""
+    for option in reversed(_MODEL):
+        f = option(f)
+    return f
+
+
+def sampling_options(f: F) -> F:
+    """-n --temp --top-k --top-p --min-p --repeat-penalty --seed --stop"""
+    for option in reversed(_SAMPLING):
+        f = option(f)
+    return f
+
+
+def locate(model: str) -> Path:
+    """The file of that path or name, fetched if need be, with a progress bar."""
+    from pyedge import store
+    from pyedge.cli.terminal import download_bar
+
+    with download_bar(model) as progress:
+        return store.resolve(model, pull=True, progress=progress)
+
+
+def load(path: Path, options: dict[str, Any]) -> LLM:
+    """The model in that file, loaded as the command's options of `model_options` say."""
+    from pyedge import LLM
+
+    given = {api: options[name] for name, api in _MODEL_NAMES.items() if options[name] is not None}
+    return LLM(path, **given)
+
+
+def sampling(options: dict[str, Any], **others: Any) -> SamplingParams:
+    """The sampling rules that a command's options (and others) make. A bad value is wrong usage."""
+    from pyedge import SamplingParams
+
+    given = {name: options[name] for name in _SAMPLING_NAMES if options.get(name) not in (None, ())}
+    try:
+        return SamplingParams(**given, **others)
+    except ValueError as e:
+        raise click.UsageError(str(e)) from e

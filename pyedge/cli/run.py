@@ -1,0 +1,132 @@
+"""`pyedge run`: one answer, streamed to standard output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyedge.cli import verbose
+from pyedge.cli.options import load, locate, model_options, sampling, sampling_options
+
+if TYPE_CHECKING:
+    from pyedge.llm import LLM
+
+log = logging.getLogger(__name__)
+
+EXAMPLES = """\b
+Examples:
+  pyedge run smollm2:135m "What is the capital of France?" --temp 0
+  git diff | pyedge run smollm2:135m - --system "Describe this change in one line."
+  pyedge run model.gguf "Once upon a time" --raw -n 64 --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("model")
+@click.argument("prompt")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@click.option("--system", metavar="TEXT", help="The system message.")
+@sampling_options
+@click.option("--logprobs", type=click.IntRange(0, 64), metavar="K", help="Also the K most likely tokens at each step.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document when the answer is done.")
+@model_options
+def command(model: str, prompt: str, raw: bool, system: str | None, as_json: bool, **options: Any) -> None:
+    """Answer PROMPT (`-`: standard input) with MODEL: a path to a GGUF, or a name such as smollm2:135m.
+
+    The answer is streamed. A model without a chat template runs raw, which a note says.
+    """
+    if raw and system is not None:
+        raise click.UsageError("--system needs the chat template, and --raw goes without; put the text into the prompt")
+    params = sampling(options)
+    prompt = _read_stdin() if prompt == "-" else _checked(prompt, "PROMPT")
+    llm = load(locate(model), options)
+    if not raw and not llm.tokenizer.chat_template:
+        log.warning("%s has no chat template, so the prompt runs raw%s", model, ", without --system" if system else "")
+        raw = True
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": _checked(system, "--system")})
+
+    if as_json:
+        out = llm.generate(prompt, params)[0] if raw else llm.chat(messages, params)
+        document = {
+            "model": model,
+            "text": out.text,
+            "finish_reason": out.finish_reason,
+            "token_ids": list(out.token_ids),
+            "prompt_token_ids": list(out.prompt_token_ids),
+            "logprobs": _steps(llm, list(out.token_ids), out.logprobs),
+            "ttft_s": out.metrics.ttft,
+            "tpot_s": out.metrics.tpot,
+            "cached_tokens": out.metrics.cached_tokens,
+        }
+        click.echo(json.dumps(document, ensure_ascii=False).encode())
+        return
+
+    from pyedge.cli.terminal import harmless
+
+    plain = not sys.stdout.isatty()
+    events = llm.stream(prompt, params) if raw else llm.stream_chat(messages, params)
+    steps: list[dict[str, Any]] = []
+    text, reason = "", None
+    try:
+        for event in events:
+            if event.error is not None:
+                raise event.error
+            if event.text:
+                text = event.text
+                sys.stdout.write(text if plain else harmless(text))
+                sys.stdout.flush()
+            if event.token_id is not None and event.logprob is not None:
+                steps.append(_step(llm, event.token_id, event.logprob, event.top_logprobs or []))
+            reason = event.finish_reason or reason
+    finally:
+        if not text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    for step in steps:
+        top = "  ".join(f"{t['text']!r} {t['logprob']:.3f}" for t in step["top"])
+        click.echo(f"{step['logprob']:9.4f}  {step['text']!r:16} {top}", err=True)
+    if reason == "length" and params.max_tokens is None:
+        log.warning("the context of %d tokens is full, so the answer ends here; --ctx gives more", llm.max_model_len)
+
+
+def _read_stdin() -> str:
+    """The prompt from standard input, without the newline that ends a shell's output."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"standard input: byte {e.start} is not UTF-8; give text in that encoding") from None
+
+
+def _checked(text: str, where: str) -> str:
+    """Refuses an argument that was not valid text: Python hides such bytes in it as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise click.UsageError(f"{where}: character {e.start} is not valid UTF-8") from None
+    return text
+
+
+def _step(llm: LLM, token: int, logprob: float, top: list[tuple[int, float]]) -> dict[str, Any]:
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        return {"token_id": token, "text": llm.tokenizer.decode([token]), "logprob": logprob}
+
+    return {**one(token, logprob), "top": [one(t, p) for t, p in top]}
+
+
+def _steps(llm: LLM, tokens: list[int], logprobs: list[dict[int, float]] | None) -> list[dict[str, Any]] | None:
+    """Per token written: its log-probability and those of the most likely ones, highest first."""
+    if logprobs is None:
+        return None
+    return [
+        _step(llm, token, step[token], sorted(step.items(), key=lambda item: -item[1]))
+        for token, step in zip(tokens, logprobs, strict=True)
+    ]
+
+
+verbose(command)
