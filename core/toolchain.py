@@ -24,9 +24,9 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 # -ffp-contract=off: a compiler that fuses at will gives different bits in two copies of one loop (the invariance rule).
 COMMON = [
     "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-Wall", "-Wextra", "-Wshadow", "-D_GNU_SOURCE",
+    "-Wall", "-Wextra", "-D_GNU_SOURCE",
 ]  # fmt: skip
-C_FLAGS = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"]
+C_FLAGS = ["-std=c11", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
 CXX_FLAGS = ["-std=c++17"]
 
 
@@ -47,7 +47,7 @@ def compile_all(
         for s in sorted((core / "src" / "cpu").glob("*.c")):
             jobs.append((s, out / isa / f"{s.stem}.o", [*c, *vocabulary]))
     if bindings:
-        cpp = [*cxx, *COMMON, *CXX_FLAGS, f"-I{core / 'include'}", *(f"-I{i}" for i in includes), *extra]
+        cpp = [*cxx, *COMMON, *CXX_FLAGS, f"-I{core / 'include'}", *(f"-isystem{i}" for i in includes), *extra]
         jobs += [(s, out / "bindings" / f"{s.stem}.o", cpp) for s in sorted((core / "bindings").glob("*.cpp"))]
     newest = max(p.stat().st_mtime for p in core.rglob("*") if p.suffix in (".h", ".hpp", ".def", ".py"))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

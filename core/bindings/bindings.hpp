@@ -21,6 +21,7 @@ void check(pe_status status, const pe_error &err);
 
 void bind_gguf(pybind11::module_ &m);
 void bind_sampler(pybind11::module_ &m);
+void bind_engine(pybind11::module_ &m);
 
 // An open GGUF file. close() lets go of it at once; a call that is under way keeps it a little longer.
 class Gguf {

@@ -210,6 +210,9 @@ PE_API pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, 
 PE_API pe_status pe_engine_step(pe_engine *e, const pe_piece *pieces, int32_t n_pieces, const int32_t *tokens,
                                 const int32_t *rows, int32_t n_rows, pe_error *err);
 PE_API const float *pe_engine_logits(const pe_engine *e);  // [n_rows of the last step, n_vocab]
+// After NaN in logits row `row` of the last step: runs that step again and names, in *err, the first op that made one.
+// Returns PE_ERR_NUMERIC.
+PE_API pe_status pe_engine_explain_nan(pe_engine *e, int32_t row, pe_error *err);
 // Stops the running step before its next op (it returns PE_ERR_CANCELLED). Cleared when a step begins.
 PE_API void pe_engine_cancel(pe_engine *e);
 // Called between ops of a step, on the caller's thread; true cancels. NULL removes it.

@@ -1,0 +1,296 @@
+// Python's Model and Engine: conversion of plans, steps and logits; the GIL is released while the core works, and
+// Python's signal handlers run between ops, so that Ctrl-C acts within one op of a long prefill.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <optional>
+#include <tuple>
+#include <variant>
+
+#include "bindings.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+using OpTuple = std::tuple<std::int32_t, std::string, std::vector<std::int32_t>, std::vector<std::int32_t>,
+                           std::vector<std::int32_t>, std::vector<std::variant<std::int64_t, double>>>;
+
+// The integer or the float of each parameter, as the op's row in ops.def has it.
+void fill_parameters(pe_op &op, const std::string &name, const std::vector<std::variant<std::int64_t, double>> &values) {
+    pe_op_info info;
+    pe_op_describe(op.kind, &info);
+    std::size_t i = 0;
+    for (const char *p = info.parameters; *p; p++) {
+        if (p[1] != ':' || (p != info.parameters && p[-1] != ' ')) continue;
+        if (i >= values.size()) throw py::value_error(name + ": " + info.name + " takes more parameters");
+        const auto *whole = std::get_if<std::int64_t>(&values[i]);
+        if (*p == 'i') {
+            if (!whole) throw py::value_error(name + ": parameter " + std::to_string(i) + " must be an int");
+            op.parameters[i].i = *whole;
+        } else {
+            op.parameters[i].f = whole ? static_cast<double>(*whole) : std::get<double>(values[i]);
+        }
+        i++;
+    }
+    if (i != values.size()) throw py::value_error(name + ": " + info.name + " takes " + std::to_string(i) + " parameters");
+}
+
+void fill(std::int32_t *to, std::int32_t &n, std::size_t most, const std::vector<std::int32_t> &from, const std::string &name) {
+    if (from.size() > most) throw py::value_error(name + ": too many inputs, outputs or weights");
+    n = static_cast<std::int32_t>(from.size());
+    std::copy(from.begin(), from.end(), to);
+}
+
+class Model {
+  public:
+    Model(const Gguf &gguf, const std::vector<OpTuple> &plan, const std::string &precision, std::int32_t threads) {
+        std::vector<pe_op> ops;
+        for (const auto &[kind, name, inputs, outputs, weights, parameters] : plan) {
+            pe_op op{};
+            op.kind = kind;
+            op.name = name.c_str();
+            if (kind < 0 || kind >= pe_op_count()) throw py::value_error(name + ": no op has kind " + std::to_string(kind));
+            fill(op.inputs, op.n_inputs, PE_MAX_INPUTS, inputs, name);
+            fill(op.outputs, op.n_outputs, PE_MAX_OUTPUTS, outputs, name);
+            fill(op.weights, op.n_weights, PE_MAX_WEIGHTS, weights, name);
+            fill_parameters(op, name, parameters);
+            ops.push_back(op);
+        }
+        pe_model_options options{};
+        if (precision == "f32")
+            options.precision = PE_PRECISION_F32;
+        else if (precision != "fast")
+            throw py::value_error("precision must be 'fast' or 'f32', not '" + precision + "'");
+        options.threads = threads;
+        pe_gguf *file = gguf.handle();
+        pe_gguf_retain(file);  // another thread may close it meanwhile
+        pe_model *handle = nullptr;
+        pe_error err{};
+        pe_status status;
+        {
+            const py::gil_scoped_release released;
+            status = pe_model_create(file, ops.data(), static_cast<std::int32_t>(ops.size()), &options, &handle, &err);
+            pe_gguf_release(file);
+        }
+        check(status, err);
+        handle_.reset(handle);
+    }
+    pe_model *handle() const { return handle_.get(); }
+
+  private:
+    struct Release {
+        void operator()(pe_model *m) const { pe_model_release(m); }
+    };
+    std::unique_ptr<pe_model, Release> handle_;
+};
+
+std::int32_t kv_type_of(const std::string &name) {
+    if (name == "f16") return PE_KV_F16;
+    if (name == "f32") return PE_KV_F32;
+    throw py::value_error("kv_type must be 'f16' or 'f32', not '" + name + "'");
+}
+
+class Engine {
+  public:
+    Engine(const Model &model, std::int32_t page_size, std::int32_t n_pages, std::int32_t max_tokens,
+           std::int32_t max_pieces, std::int32_t max_rows, std::int32_t max_sequences,
+           std::int32_t max_pages_per_sequence, const std::string &kv_type, std::int32_t threads)
+        : n_vocab_(pe_model_n_vocab(model.handle())) {
+        pe_engine_options o{};
+        o.page_size = page_size;
+        o.n_pages = n_pages;
+        o.max_tokens = max_tokens;
+        o.max_pieces = max_pieces;
+        o.max_rows = max_rows;
+        o.max_sequences = max_sequences;
+        o.max_pages_per_sequence = max_pages_per_sequence;
+        o.kv_type = kv_type_of(kv_type);
+        o.threads = threads;
+        pe_engine *handle = nullptr;
+        pe_error err{};
+        check(pe_engine_create(model.handle(), &o, &handle, &err), err);
+        handle_.reset(handle);
+        pe_engine_on_poll(handle, &Engine::poll, this);
+    }
+
+    void set_pages(std::int32_t slot, std::int32_t first, const std::vector<std::int32_t> &pages) {
+        const Lock lock(*this);
+        pe_error err{};
+        check(pe_engine_set_pages(handle_.get(), slot, first, pages.data(), static_cast<std::int32_t>(pages.size()), &err), err);
+    }
+
+    void step(const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t>> &pieces,
+              const std::vector<std::int32_t> &tokens, const std::vector<std::int32_t> &rows) {
+        const Lock lock(*this);
+        std::vector<pe_piece> list;
+        std::int64_t n_tokens = 0;
+        for (const auto &[slot, start, end] : pieces) {
+            list.push_back({slot, start, end});
+            n_tokens += std::max<std::int64_t>(std::int64_t{end} - start, 0);
+        }
+        if (n_tokens != static_cast<std::int64_t>(tokens.size()))
+            throw py::value_error("the pieces hold " + std::to_string(n_tokens) + " tokens, " + std::to_string(tokens.size()) +
+                                  " are given");
+        raised_ = nullptr;
+        n_rows_ = 0;
+        last_poll_ = std::chrono::steady_clock::now();
+        pe_error err{};
+        pe_status status;
+        {
+            const py::gil_scoped_release released;
+            status = pe_engine_step(handle_.get(), list.data(), static_cast<std::int32_t>(list.size()), tokens.data(),
+                                    rows.data(), static_cast<std::int32_t>(rows.size()), &err);
+        }
+        if (raised_) std::rethrow_exception(raised_);  // what a signal handler or a tap raised
+        check(status, err);
+        n_rows_ = static_cast<std::int64_t>(rows.size());
+    }
+
+    py::array_t<float> logits(std::int64_t first, std::optional<std::int64_t> n) {
+        const Lock lock(*this);
+        const std::int64_t count = n.value_or(n_rows_ - first);
+        if (first < 0 || count < 0 || first > n_rows_ - count)
+            throw py::value_error("rows [" + std::to_string(first) + ", " + std::to_string(first + count) +
+                                  "): the last step made " + std::to_string(n_rows_));
+        py::array_t<float> out({count, std::int64_t{n_vocab_}});
+        const float *from = pe_engine_logits(handle_.get()) + first * n_vocab_;
+        std::copy(from, from + count * n_vocab_, out.mutable_data());
+        return out;
+    }
+
+    pe_sampled sample(std::int64_t row, Sampler &sampler, std::int64_t position) {
+        const Lock lock(*this);
+        if (row < 0 || row >= n_rows_)
+            throw py::value_error("row " + std::to_string(row) + ": the last step made " + std::to_string(n_rows_));
+        if (sampler.n_vocab() != n_vocab_)
+            throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) + ", the model has " +
+                                  std::to_string(n_vocab_));
+        const float *logits = pe_engine_logits(handle_.get()) + row * n_vocab_;
+        for (std::int32_t i = 0; i < n_vocab_; i++)
+            if (std::isnan(logits[i])) explain(static_cast<std::int32_t>(row));
+        return sampler.sample(logits, position);
+    }
+
+    void cancel() { pe_engine_cancel(handle_.get()); }
+
+    void tap(const std::optional<std::string> &op, py::object callback) {
+        const Lock lock(*this);
+        pe_error err{};
+        check(pe_engine_on_tap(handle_.get(), op ? op->c_str() : nullptr, &Engine::on_tap, this, &err), err);
+        callback_ = std::move(callback);
+    }
+
+    void fill_page(std::int32_t page, float value) {
+        const Lock lock(*this);
+        pe_error err{};
+        check(pe_engine_fill_page(handle_.get(), page, value, &err), err);
+    }
+
+  private:
+    // One caller at a time; a second one is told rather than made to wait with the GIL in its hand.
+    class Lock {
+      public:
+        explicit Lock(Engine &e) : e_(e) {
+            if (e.busy_) throw std::runtime_error("this engine is running a step in another thread");
+            e.busy_ = true;
+        }
+        ~Lock() { e_.busy_ = false; }
+        Lock(const Lock &) = delete;
+
+      private:
+        Engine &e_;
+    };
+
+    static bool poll(void *ctx) {
+        auto *self = static_cast<Engine *>(ctx);
+        const auto now = std::chrono::steady_clock::now();
+        if (self->raised_) return true;
+        if (now - self->last_poll_ < std::chrono::milliseconds(20)) return false;
+        self->last_poll_ = now;
+        const py::gil_scoped_acquire held;
+        if (PyErr_CheckSignals() == 0) return false;
+        try {
+            throw py::error_already_set();
+        } catch (...) {
+            self->raised_ = std::current_exception();
+        }
+        return true;
+    }
+
+    static void on_tap(void *ctx, const char *op, std::int32_t output, const float *data, std::int64_t rows, std::int64_t width) {
+        auto *self = static_cast<Engine *>(ctx);
+        const py::gil_scoped_acquire held;
+        try {
+            py::array_t<float> copy({rows, width});
+            std::copy(data, data + rows * width, copy.mutable_data());
+            self->callback_(op, output, copy);
+        } catch (...) {
+            self->raised_ = std::current_exception();
+        }
+    }
+
+    [[noreturn]] void explain(std::int32_t row) {
+        pe_error err{};
+        pe_status status;
+        {
+            const py::gil_scoped_release released;
+            status = pe_engine_explain_nan(handle_.get(), row, &err);
+        }
+        if (raised_) std::rethrow_exception(raised_);
+        check(status, err);
+        throw std::runtime_error("unreachable: a NaN is always an error");
+    }
+
+    struct Release {
+        void operator()(pe_engine *e) const { pe_engine_release(e); }
+    };
+    std::unique_ptr<pe_engine, Release> handle_;
+    std::int32_t n_vocab_;
+    std::int64_t n_rows_ = 0;
+    bool busy_ = false;  // read and written with the GIL
+    std::exception_ptr raised_;
+    std::chrono::steady_clock::time_point last_poll_;
+    py::object callback_;
+};
+
+}  // namespace
+
+void bind_engine(py::module_ &m) {
+    py::class_<Model>(m, "Model", "A validated plan with its weights packed for this machine. Independent of the file.")
+        .def(py::init<const Gguf &, const std::vector<OpTuple> &, const std::string &, std::int32_t>(), py::arg("gguf"),
+             py::arg("ops"), py::arg("precision") = "fast", py::arg("threads") = 0)
+        .def_property_readonly("n_vocab", [](const Model &self) { return pe_model_n_vocab(self.handle()); })
+        .def_property_readonly("n_layers", [](const Model &self) { return pe_model_n_layers(self.handle()); })
+        .def_property_readonly("weight_bytes", [](const Model &self) { return pe_model_weight_bytes(self.handle()); })
+        .def_property_readonly("isa", [](const Model &self) { return pe_model_isa(self.handle()); });
+
+    py::class_<Engine>(m, "Engine", "KV pages, scratch memory, and one step at a time. One caller at a time, but for cancel().")
+        .def(py::init<const Model &, std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
+                      std::int32_t, const std::string &, std::int32_t>(),
+             py::arg("model"), py::kw_only(), py::arg("page_size"), py::arg("n_pages"), py::arg("max_tokens"),
+             py::arg("max_pieces"), py::arg("max_rows"), py::arg("max_sequences"), py::arg("max_pages_per_sequence"),
+             py::arg("kv_type"), py::arg("threads") = 0)
+        .def("set_pages", &Engine::set_pages, py::arg("slot"), py::arg("first"), py::arg("pages"),
+             "Writes block-table entries [first, first + len(pages)) of a slot.")
+        .def("step", &Engine::step, py::arg("pieces"), py::arg("tokens"), py::arg("rows"),
+             "Runs the plan. pieces: [(slot, start, end)], tokens of all pieces in order, rows: ascending indices into tokens.")
+        .def("logits", &Engine::logits, py::arg("first") = 0, py::arg("n") = py::none(), "A copy: float32 [n, n_vocab].")
+        .def("sample", &Engine::sample, py::arg("row"), py::arg("sampler"), py::arg("position"),
+             "Draws from one row of the last step. ModelError naming the op when the row holds NaN.")
+        .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")
+        .def("tap", &Engine::tap, py::arg("op"), py::arg("callback") = py::none(),
+             "Calls callback(op, output, float32 [rows, width]) after each run of the op of this name; None: of no op.")
+        .def("fill_page", &Engine::fill_page, py::arg("page"), py::arg("value"), "Fills a page of every layer (tests).");
+
+    m.def(
+        "page_bytes",
+        [](const Model &model, std::int32_t page_size, const std::string &kv_type) {
+            return pe_engine_page_bytes(model.handle(), page_size, kv_type_of(kv_type));
+        },
+        py::arg("model"), py::arg("page_size"), py::arg("kv_type"), "Bytes of one KV page over all layers.");
+}

@@ -1,0 +1,255 @@
+// Paged attention. Keys are taken in chunks of 64 from position 0; each chunk gives a partial (max, sum, weighted
+// values) of its own, and partials merge in chunk order: so a query's bits depend on its own sequence alone, whether it
+// runs with 511 others or by itself, on one thread or cut over several (Dao et al. 2022, arXiv:2205.14135, with fixed cuts).
+// Slots past a query's own position may hold anything, NaN included: their scores are replaced, never multiplied.
+#include <math.h>
+
+#include "cpu.h"
+
+enum { CHUNK_VECTORS = PE_CHUNK / VL, ROWS_PER_TILE = 4 };
+
+typedef struct chunk {
+    const uint8_t *k[CHUNK_VECTORS];  // the page row d = 0 of each vector of keys
+    const uint8_t *v[PE_CHUNK / 8];   // first value row of each page
+    int64_t k_stride;                 // bytes from one d to the next
+    int n_vectors;                    // of keys that some query sees
+} chunk;
+
+PE_INLINE int element_bytes(int32_t type) { return type == PE_KV_F16 ? 2 : 4; }
+PE_INLINE vf load_kv(const int32_t type, const uint8_t *p) {
+    return type == PE_KV_F16 ? vf_load_f16((const uint16_t *)p) : vf_load((const float *)p);
+}
+
+// n: keys of the chunk that the last query of the call sees.
+static void open_chunk(const pe_kv_view *kv, int32_t kv_head, int32_t c, int n, chunk *out) {
+    const int size = element_bytes(kv->type), per_page = kv->page_size / VL;
+    const int64_t head_bytes = (int64_t)kv->head_dim * kv->page_size * size;
+    out->k_stride = (int64_t)kv->page_size * size;
+    out->n_vectors = (n + VL - 1) / VL;
+    for (int page = 0; page * kv->page_size < n; page++) {
+        const int64_t number = kv->table[c * (PE_CHUNK / kv->page_size) + page];
+        const int64_t at = (number * kv->n_kv_heads + kv_head) * head_bytes;
+        out->v[page] = (const uint8_t *)kv->v + at;
+        for (int i = 0; i < per_page; i++) out->k[page * per_page + i] = (const uint8_t *)kv->k + at + i * VL * size;
+    }
+}
+
+// scores[r][64]: q_r . k_j for the vectors [v0, v0 + V), in order of d
+PE_INLINE void score_tile(const int32_t type, const int R, const int V, const chunk *c, int v0, const float *const *q,
+                          int head_dim, float (*scores)[PE_CHUNK]) {
+    vf s[ROWS_PER_TILE][CHUNK_VECTORS];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) s[r][v] = vf_zero();
+    const uint8_t *k[CHUNK_VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) k[v] = c->k[v0 + v];
+    for (int64_t d = 0, at = 0; d < head_dim; d++, at += c->k_stride)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const vf key = load_kv(type, k[v] + at);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) s[r][v] = vf_fma(vf_set1(q[r][d]), key, s[r][v]);
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) vf_store(scores[r] + (v0 + v) * VL, s[r][v]);
+}
+
+PE_INLINE void score_rows(const int32_t type, const int R, const chunk *c, const float *const *q, int head_dim,
+                          float (*scores)[PE_CHUNK]) {
+    const int V = R == 1 ? 4 : 2;
+    int v = 0;
+    for (; v + V <= c->n_vectors; v += V) score_tile(type, R, V, c, v, q, head_dim, scores);
+    for (; v < c->n_vectors; v++) score_tile(type, R, 1, c, v, q, head_dim, scores);
+}
+
+// acc[r][dims of V vectors] += sum over keys [j0, j1) of p[r][j] * value[j], in order of j
+PE_INLINE void value_tile(const int32_t type, const int R, const int V, const chunk *c, const pe_kv_view *kv, int d0,
+                          int j0, int j1, float (*const *scores)[PE_CHUNK], float *const *acc) {
+    const int size = element_bytes(type);
+    const int64_t stride = (int64_t)kv->head_dim * size;
+    vf s[ROWS_PER_TILE][8];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) s[r][v] = vf_load(acc[r] + d0 + v * VL);
+    for (int j = j0; j < j1;) {
+        const int page = j / kv->page_size, page_end = (page + 1) * kv->page_size, end = page_end < j1 ? page_end : j1;
+        const uint8_t *value = c->v[page] + (j - page * kv->page_size) * stride + (int64_t)d0 * size;
+        for (; j < end; j++, value += stride)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) {
+                const vf x = load_kv(type, value + v * VL * size);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) s[r][v] = vf_fma(vf_set1((*scores[r])[j]), x, s[r][v]);
+            }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) vf_store(acc[r] + d0 + v * VL, s[r][v]);
+}
+
+PE_INLINE void value_rows(const int32_t type, const int R, const chunk *c, const pe_kv_view *kv, int j0, int j1,
+                          float (*const *scores)[PE_CHUNK], float *const *acc) {
+    const int V = R == 1 ? 8 : R == 2 ? 4 : 2;
+    int d = 0;
+    for (; d + V * VL <= kv->head_dim; d += V * VL) value_tile(type, R, V, c, kv, d, j0, j1, scores, acc);
+    for (; d < kv->head_dim; d += VL) value_tile(type, R, 1, c, kv, d, j0, j1, scores, acc);
+}
+
+// The partials of R query rows over one chunk. seen[r]: keys of the chunk that row r may see, at least 1.
+PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, const pe_kv_view *kv, float scale,
+                            const float *const *q, const int *seen, pe_partial *const *out) {
+    float scores[ROWS_PER_TILE][PE_CHUNK];
+    score_rows(type, R, c, q, kv->head_dim, scores);
+    int common = PE_CHUNK;
+    for (int r = 0; r < R; r++) {
+        vf top = vf_set1(-INFINITY), sum = vf_zero();
+        const int n = seen[r], vectors = (n + VL - 1) / VL;
+        for (int v = 0; v < vectors; v++) {
+            const vf s = vf_keep_n(vf_mul(vf_load(scores[r] + v * VL), vf_set1(scale)), n - v * VL, -INFINITY);
+            vf_store(scores[r] + v * VL, s);
+            top = vf_max(top, s);
+        }
+        out[r]->m = vf_hmax(top);
+        for (int v = 0; v < vectors; v++) {
+            const vf p = vf_exp(vf_sub(vf_load(scores[r] + v * VL), vf_set1(out[r]->m)));
+            const vf kept = vf_keep_n(p, n - v * VL, 0);
+            vf_store(scores[r] + v * VL, kept);
+            sum = vf_add(sum, kept);
+        }
+        out[r]->l = vf_sum(sum);
+        memset(out[r]->acc, 0, (size_t)kv->head_dim * sizeof(float));
+        if (n < common) common = n;
+    }
+    float(*all[ROWS_PER_TILE])[PE_CHUNK];
+    float *acc[ROWS_PER_TILE];
+    for (int r = 0; r < R; r++) all[r] = &scores[r], acc[r] = out[r]->acc;
+    value_rows(type, R, c, kv, 0, common, all, acc);
+    for (int r = 0; r < R; r++)
+        if (seen[r] > common) value_rows(type, 1, c, kv, common, seen[r], all + r, acc + r);
+}
+
+#define PARTIAL_FN(name, type, R)                                                                                \
+    __attribute__((flatten, noinline)) static void name(const chunk *c, const pe_kv_view *kv, float scale,       \
+                                                        const float *const *q, const int *seen,                  \
+                                                        pe_partial *const *out) {                                \
+        partial_rows(type, R, c, kv, scale, q, seen, out);                                                       \
+    }
+PARTIAL_FN(partial_f32_1, PE_KV_F32, 1)
+PARTIAL_FN(partial_f32_2, PE_KV_F32, 2)
+PARTIAL_FN(partial_f32_3, PE_KV_F32, 3)
+PARTIAL_FN(partial_f32_4, PE_KV_F32, 4)
+PARTIAL_FN(partial_f16_1, PE_KV_F16, 1)
+PARTIAL_FN(partial_f16_2, PE_KV_F16, 2)
+PARTIAL_FN(partial_f16_3, PE_KV_F16, 3)
+PARTIAL_FN(partial_f16_4, PE_KV_F16, 4)
+
+typedef void partial_fn(const chunk *c, const pe_kv_view *kv, float scale, const float *const *q, const int *seen,
+                        pe_partial *const *out);
+static partial_fn *const partials_of[2][ROWS_PER_TILE] = {
+    [PE_KV_F32] = {partial_f32_1, partial_f32_2, partial_f32_3, partial_f32_4},
+    [PE_KV_F16] = {partial_f16_1, partial_f16_2, partial_f16_3, partial_f16_4},
+};
+
+// into: the state so far. Both weights go through the same exp, so that a merge is one fixed function of two partials.
+static void merge(pe_partial *into, const pe_partial *from, int head_dim) {
+    const vf m = vf_max(vf_set1(into->m), vf_set1(from->m));
+    const vf a = vf_exp(vf_sub(vf_set1(into->m), m)), b = vf_exp(vf_sub(vf_set1(from->m), m));
+    into->m = vf_first(m);
+    into->l = vf_first(vf_fma(vf_set1(from->l), b, vf_mul(vf_set1(into->l), a)));
+    for (int d = 0; d < head_dim; d += VL)
+        vf_store(into->acc + d, vf_fma(vf_load(from->acc + d), b, vf_mul(vf_load(into->acc + d), a)));
+}
+
+static void finish(const pe_partial *p, int head_dim, float *out) {
+    const vf inverse = vf_div(vf_set1(1), vf_set1(p->l));
+    for (int d = 0; d < head_dim; d += VL) vf_store(out + d, vf_mul(vf_load(p->acc + d), inverse));
+}
+
+// Query rows of the call: token t0 + i / group, query head kv_head * group + i % group.
+PE_INLINE int64_t row_offset(const pe_attention *a, int32_t kv_head, int group, int32_t t0, int i, int64_t ld) {
+    return (t0 + i / group) * ld + (int64_t)(kv_head * group + i % group) * a->kv.head_dim;
+}
+
+void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch) {
+    const int group = a->n_heads / a->kv.n_kv_heads, rows = (t1 - t0) * group, head_dim = a->kv.head_dim;
+    pe_partial *state = scratch, *fresh = scratch + pe_attention_rows(group);  // [rows], [ROWS_PER_TILE]
+    const int32_t last = a->start + t1 - 1;                            // position of the last query
+    for (int32_t c = 0; c * PE_CHUNK <= last; c++) {
+        chunk keys;
+        const int32_t n = last + 1 - c * PE_CHUNK;
+        open_chunk(&a->kv, kv_head, c, n < PE_CHUNK ? n : PE_CHUNK, &keys);
+        int i = 0;
+        while (i < rows && a->start + t0 + i / group < c * PE_CHUNK) i++;  // rows that see none of the chunk
+        while (i < rows) {
+            const float *q[ROWS_PER_TILE];
+            pe_partial *out[ROWS_PER_TILE];
+            int seen[ROWS_PER_TILE], R = 0;
+            for (; R < ROWS_PER_TILE && i + R < rows; R++) {
+                const int32_t sees = a->start + t0 + (i + R) / group + 1 - c * PE_CHUNK;
+                seen[R] = sees < PE_CHUNK ? sees : PE_CHUNK;
+                q[R] = a->q + row_offset(a, kv_head, group, t0, i + R, a->ldq);
+                out[R] = c == 0 ? &state[i + R] : &fresh[R];
+            }
+            partials_of[a->kv.type][R - 1](&keys, &a->kv, a->scale, q, seen, out);
+            for (int r = 0; r < R && c > 0; r++) merge(&state[i + r], &fresh[r], head_dim);
+            i += R;
+        }
+    }
+    for (int i = 0; i < rows; i++) finish(&state[i], head_dim, a->out + row_offset(a, kv_head, group, t0, i, a->ldo));
+}
+
+void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
+                             pe_partial *partials) {
+    const int group = a->n_heads / a->kv.n_kv_heads;
+    for (int32_t c = c0; c < c1; c++) {
+        chunk keys;
+        const int32_t left = a->start + t + 1 - c * PE_CHUNK;
+        const int n = left < PE_CHUNK ? left : PE_CHUNK;
+        open_chunk(&a->kv, kv_head, c, n, &keys);
+        for (int i = 0; i < group; i += ROWS_PER_TILE) {
+            const float *q[ROWS_PER_TILE];
+            pe_partial *out[ROWS_PER_TILE];
+            int seen[ROWS_PER_TILE], R = 0;
+            for (; R < ROWS_PER_TILE && i + R < group; R++) {
+                seen[R] = n;
+                q[R] = a->q + row_offset(a, kv_head, group, t, i + R, a->ldq);
+                out[R] = &partials[(int64_t)c * group + i + R];
+            }
+            partials_of[a->kv.type][R - 1](&keys, &a->kv, a->scale, q, seen, out);
+        }
+    }
+}
+
+void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials) {
+    const int group = a->n_heads / a->kv.n_kv_heads, n_chunks = (a->start + t) / PE_CHUNK + 1;
+    for (int i = 0; i < group; i++) {
+        for (int c = 1; c < n_chunks; c++) merge(&partials[i], &partials[(int64_t)c * group + i], a->kv.head_dim);
+        finish(&partials[i], a->kv.head_dim, a->out + row_offset(a, kv_head, group, t, i, a->ldo));
+    }
+}
+
+void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v) {
+    const int64_t page = kv->table[position / kv->page_size], slot = position % kv->page_size, dim = kv->head_dim;
+    for (int32_t h = 0; h < kv->n_kv_heads; h++, k += dim, v += dim) {
+        const int64_t at = (page * kv->n_kv_heads + h) * dim * kv->page_size;
+        if (kv->type == PE_KV_F16) {
+            uint16_t *to_k = (uint16_t *)kv->k + at + slot, *to_v = (uint16_t *)kv->v + at + slot * dim;
+            for (int64_t d = 0; d < dim; d += VL) {
+                uint16_t half[VL];
+                vf_store_f16(half, vf_load(k + d));
+                for (int i = 0; i < VL; i++) to_k[(d + i) * kv->page_size] = half[i];
+                vf_store_f16(to_v + d, vf_load(v + d));
+            }
+        } else {
+            float *to_k = (float *)kv->k + at + slot, *to_v = (float *)kv->v + at + slot * dim;
+            for (int64_t d = 0; d < dim; d++) to_k[d * kv->page_size] = k[d];
+            memcpy(to_v, v, (size_t)dim * sizeof *v);
+        }
+    }
+}

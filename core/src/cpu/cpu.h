@@ -1,0 +1,70 @@
+// Shared by the kernel sources, each of which is compiled once per instruction set: names and vector mathematics.
+#ifndef PE_CPU_H
+#define PE_CPU_H
+
+#include "f16.h"
+#include "kernels.h"
+#include "vec.h"
+
+#define PE_JOIN_(a, b) pe_##a##_##b
+#define PE_JOIN(a, b) PE_JOIN_(a, b)
+#define PE_FN(name) PE_JOIN(name, PE_ISA)  // linear -> pe_linear_avx2
+
+size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales);
+void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, int64_t p0, int64_t p1);
+void PE_FN(unpack_row)(const pe_weight *w, int64_t row, float *out);
+void PE_FN(quantize)(const float *x, int64_t k, int8_t *q, pe_act_block *blocks);
+void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                   int64_t p1, float *y, int64_t ldy);
+void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                       int64_t p1, float *y, int64_t ldy, float *scratch);
+void PE_FN(rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
+void PE_FN(rope)(const float *x, const float *table, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t pairing,
+                 float *y);
+void PE_FN(silu_mul)(const float *gate, const float *up, int64_t n, float *y);
+void PE_FN(add)(const float *a, const float *b, int64_t n, float *y);
+void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
+void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch);
+void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
+                             pe_partial *partials);
+void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
+
+// The layout of one panel block, offsets in bytes. Scales first, then the lanes' integers in units of 32 k:
+//   u4: 4 x 32 bytes; byte 4 * lane + c of part j holds k = 8 j + c in its low nibble, 8 j + 4 + c in its high one
+//   u6: the low 4 bits as u4, then 2 x 32 bytes; byte 4 * lane + c of half h holds the high 2 bits of
+//       k = 16 h + 4 g + c at bit 2 g
+//   i8: 8 x 32 bytes; byte 4 * lane + c of part j holds k = 4 j + c
+//   floats: one block per k, [lanes]
+enum {
+    LAYOUT_D = 0,                  // f16 [lanes]
+    LAYOUT_M = 2 * VL,             // f16 [lanes]                  PE_SCALES_DM
+    LAYOUT_SUB = 2 * VL,           // int8 [16][lanes]             PE_SCALES_K16
+    LAYOUT_Q_D = 2 * VL,           // where the integers begin
+    LAYOUT_Q_DM = 4 * VL,
+    LAYOUT_Q_K16 = 18 * VL,
+    UNIT_U4 = 16 * VL,             // bytes of 32 k of integers
+    UNIT_U6 = 24 * VL,
+    UNIT_I8 = 32 * VL,
+};
+
+// exp(x) to about 1 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2], as in Cephes' expf. exp(0) is exactly 1;
+// below -87 the result stays at exp(-87), so a caller that masks must do so by selecting. NaN stays NaN.
+PE_INLINE vf vf_exp(vf x) {
+    x = vf_max(vf_set1(-87.0f), vf_min(vf_set1(88.0f), x));  // x second: NaN passes through
+    const vi n = vf_to_i32(vf_mul(x, vf_set1(1.44269504088896341f)));
+    const vf nf = vi_to_f32(n);
+    vf r = vf_fma(nf, vf_set1(-0.693359375f), x);
+    r = vf_fma(nf, vf_set1(2.12194440e-4f), r);
+    vf p = vf_set1(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_set1(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
+    p = vf_add(vf_fma(vf_mul(r, r), p, r), vf_set1(1.0f));
+    const vf scale = vi_as_f32(vi_shl(vi_add(n, vi_set1(127)), 23));
+    // NaN makes n INT32_MIN and the scale garbage, but p is NaN then.
+    return vf_mul(p, scale);
+}
+
+#endif

@@ -1,0 +1,262 @@
+// Matrix products of panels with activations: one tile is R tokens x P panels, and every output sums over k in the same
+// order whatever R and P are. Classes differ only in their integer dot product (isa/<name>/dot.h) and their scales.
+#include "cpu.h"
+#include "dot.h"
+
+#define FLATTEN __attribute__((flatten, noinline))
+
+enum {
+    TOKENS_PER_TILE = 4,
+    PANELS_OF_ONE = 4,    // panels a lone token reads at once: as many streams from memory
+    PREFETCH = 1152,      // bytes ahead in each stream
+    TOKEN_BLOCK = 128,    // tokens whose activations stay in the second-level cache while panels pass
+};
+
+// ---- quantization of activations -------------------------------------------------------------------------------------
+
+void PE_FN(quantize)(const float *x, int64_t k, int8_t *q, pe_act_block *blocks) {
+    for (int64_t b = 0; b < k / PE_ACT_BLOCK; b++, x += PE_ACT_BLOCK, q += PE_ACT_BLOCK) {
+        // The bits of |x| compare like integers, and NaN is the largest: it reaches d and so the logits, where it is told.
+        vi top = vi_zero();
+        for (int i = 0; i < PE_ACT_BLOCK; i += VL) top = vi_max(top, vf_as_i32(vf_abs(vf_load(x + i))));
+        const float max = pe_bits_f32((uint32_t)vi_hmax(top));
+        const vf inverse = vf_set1(max > 0 ? 127.0f / max : 0);
+        vi half[2] = {vi_zero(), vi_zero()};
+        for (int i = 0; i < PE_ACT_BLOCK; i += VL) {
+            const vi n = vf_to_i32(vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_mul(vf_load(x + i), inverse))));
+            vi_store_i8(q + i, n);
+            half[i / 16] = vi_add(half[i / 16], n);
+        }
+        const int32_t h0 = vi_sum(half[0]), h1 = vi_sum(half[1]);
+        const float d = max / 127.0f;
+        blocks[b] = (pe_act_block){d, d * (float)(h0 + h1), h0 + h1, {(int16_t)h0, (int16_t)h1}};
+    }
+}
+
+// ---- integer tiles ---------------------------------------------------------------------------------------------------
+
+PE_INLINE int32_t halves_bits(const pe_act_block *b) {
+    int32_t v;
+    memcpy(&v, b->half, sizeof v);
+    return v;
+}
+
+PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const int R, const int P, const pe_weight *w,
+                            const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {
+    const int unit_bytes = cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
+    const int zero_bits = cls == PE_CLASS_U4 ? 3 : 0;  // i8 has no zero to take out, dot_u6 does it itself
+    const uint8_t *block = w->data + (size_t)panel * w->panel_bytes;
+    const int8_t *q[TOKENS_PER_TILE];
+    const pe_act_block *ab[TOKENS_PER_TILE];
+    vf sum[PANELS_OF_ONE][TOKENS_PER_TILE];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        q[r] = a->q + (t + r) * a->ldq;
+        ab[r] = a->blocks + (t + r) * a->ldb;
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) sum[p][r] = vf_zero();
+    }
+    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            const uint8_t *from = block + (size_t)p * w->panel_bytes;
+            const vf d = vf_load_f16((const uint16_t *)(from + LAYOUT_D));
+            if (R == 1)
+                for (size_t ahead = 0; ahead < w->block_bytes; ahead += 64) v_prefetch(from + PREFETCH + ahead);
+            vi s[TOKENS_PER_TILE];
+            if (scales == PE_SCALES_K16) {
+                for (int u = 0; u < 8; u++) {
+                    int32_t halves[TOKENS_PER_TILE];
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; r++) halves[r] = halves_bits(ab[r] + 8 * b + u);
+                    dot_u6(from + LAYOUT_Q_K16 + u * unit_bytes, (const int8_t *)from + LAYOUT_SUB + 2 * VL * u, q, halves,
+                           256 * b + 32 * u, R, s);
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; r++)
+                        sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][8 * b + u].d)), vi_to_f32(s[r]), sum[p][r]);
+                }
+                continue;
+            }
+            if (cls == PE_CLASS_U4)
+                dot_u4(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
+            else
+                dot_i8(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                if (scales == PE_SCALES_D && zero_bits) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][b].sum), zero_bits));
+                sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][b].d)), vi_to_f32(s[r]), sum[p][r]);
+            }
+            if (scales == PE_SCALES_DM) {
+                const vf m = vf_load_f16((const uint16_t *)(from + LAYOUT_M));
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) sum[p][r] = vf_fma(m, vf_set1(ab[r][b].d_sum), sum[p][r]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+        const int64_t row = (panel + p) * VL, n = w->rows - row;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            float *to = y + (t + r) * ldy + row;
+            if (n >= VL)
+                vf_store(to, bias ? vf_add(sum[p][r], vf_load(bias + row)) : sum[p][r]);
+            else
+                vf_store_n(to, bias ? vf_add(sum[p][r], vf_load_n(bias + row, (int)n)) : sum[p][r], (int)n);
+        }
+    }
+}
+
+// ---- float tiles -----------------------------------------------------------------------------------------------------
+
+PE_INLINE vf load_lanes(const pe_class cls, const uint8_t *p) {
+    return cls == PE_CLASS_F32   ? vf_load((const float *)p)
+           : cls == PE_CLASS_F16 ? vf_load_f16((const uint16_t *)p)
+                                 : vf_load_bf16((const uint16_t *)p);
+}
+
+// from: the panel's floats, [cols][lanes] of the class; the next panel lies panel_bytes on.
+PE_INLINE void float_tile(const pe_class cls, const int R, const int P, const uint8_t *from, size_t panel_bytes,
+                          int64_t cols, int64_t rows, const pe_act *a, const float *bias, int64_t t, int64_t panel,
+                          float *y, int64_t ldy) {
+    const int step = (cls == PE_CLASS_F32 ? 4 : 2) * VL;
+    const float *x[TOKENS_PER_TILE];
+    vf sum[PANELS_OF_ONE][TOKENS_PER_TILE];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        x[r] = a->x + (t + r) * a->ldx;
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) sum[p][r] = vf_zero();
+    }
+    for (int64_t k = 0; k < cols; k++, from += step) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            const vf w = load_lanes(cls, from + (size_t)p * panel_bytes);
+            if (R == 1) v_prefetch(from + (size_t)p * panel_bytes + PREFETCH);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) sum[p][r] = vf_fma(w, vf_set1(x[r][k]), sum[p][r]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+        const int64_t row = (panel + p) * VL, n = rows - row < VL ? rows - row : VL;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const vf b = bias ? vf_load_n(bias + row, (int)n) : vf_zero();
+            vf_store_n(y + (t + r) * ldy + row, bias ? vf_add(sum[p][r], b) : sum[p][r], (int)n);
+        }
+    }
+}
+
+// ---- tiles by class, tokens and panels -------------------------------------------------------------------------------
+
+typedef void tile_fn(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y,
+                     int64_t ldy);
+
+#define INTEGER_TILE(name, cls, scales, R, P)                                                                     \
+    FLATTEN static void name(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel,    \
+                             float *y, int64_t ldy) {                                                             \
+        integer_tile(cls, scales, R, P, w, a, bias, t, panel, y, ldy);                                            \
+    }
+#define FLOAT_TILE(name, cls, R, P)                                                                               \
+    FLATTEN static void name(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel,    \
+                             float *y, int64_t ldy) {                                                             \
+        float_tile(cls, R, P, w->data + (size_t)panel * w->panel_bytes, w->panel_bytes, w->cols, w->rows, a,      \
+                   bias, t, panel, y, ldy);                                                                       \
+    }
+
+typedef struct tiles {
+    tile_fn *tokens[TOKENS_PER_TILE];  // 1 to 4 tokens, one panel
+    tile_fn *streams;                  // one token, PANELS_OF_ONE panels
+} tiles;
+
+#define INTEGER_TILES(name, cls, scales)            \
+    INTEGER_TILE(name##_1, cls, scales, 1, 1)       \
+    INTEGER_TILE(name##_2, cls, scales, 2, 1)       \
+    INTEGER_TILE(name##_3, cls, scales, 3, 1)       \
+    INTEGER_TILE(name##_4, cls, scales, 4, 1)       \
+    INTEGER_TILE(name##_s, cls, scales, 1, PANELS_OF_ONE) \
+    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
+#define FLOAT_TILES(name, cls)            \
+    FLOAT_TILE(name##_1, cls, 1, 1)       \
+    FLOAT_TILE(name##_2, cls, 2, 1)       \
+    FLOAT_TILE(name##_3, cls, 3, 1)       \
+    FLOAT_TILE(name##_4, cls, 4, 1)       \
+    FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE) \
+    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
+
+INTEGER_TILES(u4_d, PE_CLASS_U4, PE_SCALES_D)
+INTEGER_TILES(u4_dm, PE_CLASS_U4, PE_SCALES_DM)
+INTEGER_TILES(i8_d, PE_CLASS_I8, PE_SCALES_D)
+INTEGER_TILES(u6_k16, PE_CLASS_U6, PE_SCALES_K16)
+FLOAT_TILES(f32, PE_CLASS_F32)
+FLOAT_TILES(f16, PE_CLASS_F16)
+FLOAT_TILES(bf16, PE_CLASS_BF16)
+
+static const tiles *tiles_of(const pe_weight *w) {
+    switch (w->cls) {
+    case PE_CLASS_U4: return w->scales == PE_SCALES_DM ? &u4_dm : &u4_d;
+    case PE_CLASS_I8: return &i8_d;
+    case PE_CLASS_U6: return &u6_k16;
+    case PE_CLASS_F16: return &f16;
+    case PE_CLASS_BF16: return &bf16;
+    default: return &f32;
+    }
+}
+
+void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                   int64_t p1, float *y, int64_t ldy) {
+    const tiles *tile = tiles_of(w);
+    for (int64_t block = t0; block < t1; block += TOKEN_BLOCK) {
+        const int64_t end = block + TOKEN_BLOCK < t1 ? block + TOKEN_BLOCK : t1;
+        if (end - block == 1) {
+            int64_t p = p0;
+            for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, block, p, y, ldy);
+            for (; p < p1; p++) tile->tokens[0](w, a, bias, block, p, y, ldy);
+            continue;
+        }
+        for (int64_t p = p0; p < p1; p++)
+            for (int64_t t = block; t < end; t += TOKENS_PER_TILE) {
+                const int64_t n = end - t < TOKENS_PER_TILE ? end - t : TOKENS_PER_TILE;
+                tile->tokens[n - 1](w, a, bias, t, p, y, ldy);
+            }
+    }
+}
+
+// ---- the reference path ----------------------------------------------------------------------------------------------
+
+// Unpacks a panel to float32 [cols][lanes].
+static void unpack_panel(const pe_weight *w, int64_t panel, float *out) {
+    for (int lane = 0; lane < VL; lane++) {
+        const int64_t r = panel * VL + lane;
+        float *column = out + w->cols * VL;  // one row, behind the panel
+        if (r < w->rows)
+            PE_FN(unpack_row)(w, r, column);
+        else
+            memset(column, 0, (size_t)w->cols * sizeof *column);
+        for (int64_t k = 0; k < w->cols; k++) out[k * VL + lane] = column[k];
+    }
+}
+
+#define REFERENCE_TILE(R)                                                                                          \
+    FLATTEN static void reference_##R(const float *panel_data, const pe_weight *w, const pe_act *a,                \
+                                      const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {        \
+        float_tile(PE_CLASS_F32, R, 1, (const uint8_t *)panel_data, 0, w->cols, w->rows, a, bias, t, panel, y, ldy); \
+    }
+REFERENCE_TILE(1)
+REFERENCE_TILE(2)
+REFERENCE_TILE(3)
+REFERENCE_TILE(4)
+
+void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                       int64_t p1, float *y, int64_t ldy, float *scratch) {
+    static void (*const tile[])(const float *, const pe_weight *, const pe_act *, const float *, int64_t, int64_t,
+                                float *, int64_t) = {reference_1, reference_2, reference_3, reference_4};
+    for (int64_t p = p0; p < p1; p++) {
+        unpack_panel(w, p, scratch);
+        for (int64_t t = t0; t < t1; t += TOKENS_PER_TILE) {
+            const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;
+            tile[n - 1](scratch, w, a, bias, t, p, y, ldy);
+        }
+    }
+}

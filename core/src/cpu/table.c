@@ -1,0 +1,26 @@
+// The kernel table of this instruction set.
+#include "cpu.h"
+
+#define PE_TEXT_(x) #x
+#define PE_TEXT(x) PE_TEXT_(x)
+
+extern const pe_kernels PE_FN(kernels);
+const pe_kernels PE_FN(kernels) = {
+    .name = PE_TEXT(PE_ISA),
+    .lanes = VL,
+    .supported = v_supported,
+    .pack = PE_FN(pack),
+    .block_bytes = PE_FN(block_bytes),
+    .unpack_row = PE_FN(unpack_row),
+    .quantize = PE_FN(quantize),
+    .linear = PE_FN(linear),
+    .linear_f32 = PE_FN(linear_f32),
+    .rms_norm = PE_FN(rms_norm),
+    .rope = PE_FN(rope),
+    .silu_mul = PE_FN(silu_mul),
+    .add = PE_FN(add),
+    .kv_write = PE_FN(kv_write),
+    .attention = PE_FN(attention),
+    .attention_chunks = PE_FN(attention_chunks),
+    .attention_merge = PE_FN(attention_merge),
+};

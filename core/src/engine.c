@@ -1,0 +1,388 @@
+// Memory of an engine and the calls of its API; exec.c runs the ops.
+#include "engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "os.h"
+#include "threads.h"
+
+static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
+static size_t kv_element(int32_t type) { return type == PE_KV_F16 ? 2 : 4; }
+
+static size_t layer_page_bytes(const pe_layer *l, int32_t page_size, int32_t kv_type) {
+    return 2 * (size_t)l->n_kv_heads * (size_t)l->head_dim * (size_t)page_size * kv_element(kv_type);
+}
+
+uint64_t pe_engine_page_bytes(const pe_model *m, int32_t page_size, int32_t kv_type) {
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < m->n_layers; i++) bytes += layer_page_bytes(&m->layers[i], page_size, kv_type);
+    return bytes;
+}
+
+pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer) {
+    const pe_layer *l = &e->model->layers[layer];
+    uint8_t *k = e->kv + e->layer_offset[layer];
+    const size_t half = layer_page_bytes(l, e->options.page_size, e->options.kv_type) / 2 * (size_t)e->options.n_pages;
+    return (pe_kv_view){.k = k, .v = k + half, .type = e->options.kv_type, .page_size = e->options.page_size,
+                        .n_kv_heads = l->n_kv_heads, .head_dim = l->head_dim};
+}
+
+// ---- the arena: where each value lives -------------------------------------------------------------------------------
+
+// Ops that read a row and write the same row, element by element: their output may take the place of an input that
+// nobody reads later.
+static bool works_in_place(pe_op_kind kind) {
+    return kind == PE_OP_RMS_NORM || kind == PE_OP_ROPE || kind == PE_OP_SILU_MUL || kind == PE_OP_ADD;
+}
+
+typedef struct span {
+    size_t offset, bytes;
+    int32_t value;  // -1: free
+} span;
+
+// Places values first-fit along the plan. Fills offsets [n_values]; returns the arena's size, 0 when out of memory.
+static size_t plan_arena(const pe_model *m, int64_t max_tokens, size_t *offsets) {
+    int32_t *last_use = calloc((size_t)m->n_values, sizeof *last_use);
+    span *live = calloc((size_t)m->n_values + 1, sizeof *live);  // sorted by offset
+    size_t top = 0;
+    int32_t n_live = 0;
+    if (!last_use || !live) goto done;
+    for (int32_t i = 0; i < m->n_ops; i++) {
+        for (int32_t k = 0; k < m->ops[i].n_outputs; k++) last_use[m->ops[i].outputs[k]] = i;
+        for (int32_t k = 0; k < m->ops[i].n_inputs; k++) last_use[m->ops[i].inputs[k]] = i;
+    }
+    for (int32_t i = 0; i < m->n_ops; i++) {
+        const pe_plan_op *op = &m->ops[i];
+        for (int32_t k = 0; k < op->n_outputs && op->kind != PE_OP_LOGITS; k++) {
+            const int32_t value = op->outputs[k];
+            const size_t bytes = align64((size_t)max_tokens * (size_t)m->widths[value] * sizeof(float));
+            bool placed = false;
+            for (int32_t j = 0; j < n_live && works_in_place(op->kind) && !placed; j++) {
+                if (live[j].value != op->inputs[0] || last_use[op->inputs[0]] != i || live[j].bytes != bytes) continue;
+                offsets[value] = live[j].offset;
+                live[j].value = value;
+                placed = true;
+            }
+            if (placed) continue;
+            size_t at = 0;
+            int32_t before = 0;
+            while (before < n_live && live[before].offset < at + bytes) {
+                at = live[before].offset + live[before].bytes;
+                before++;
+            }
+            memmove(&live[before + 1], &live[before], (size_t)(n_live - before) * sizeof *live);
+            live[before] = (span){at, bytes, value};
+            n_live++;
+            offsets[value] = at;
+            if (at + bytes > top) top = at + bytes;
+        }
+        for (int32_t j = 0; j < n_live;)  // a value that is never read dies where it was made
+            if (last_use[live[j].value] <= i) {
+                memmove(&live[j], &live[j + 1], (size_t)(n_live - j - 1) * sizeof *live);
+                n_live--;
+            } else {
+                j++;
+            }
+    }
+done:
+    free(last_use);
+    free(live);
+    return top;
+}
+
+// ---- creation --------------------------------------------------------------------------------------------------------
+
+static pe_status check_options(const pe_engine_options *o, pe_error *err) {
+    if (o->page_size != 8 && o->page_size != 16 && o->page_size != 32)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page_size %d: it must be 8, 16 or 32", o->page_size);
+    if (o->kv_type != PE_KV_F32 && o->kv_type != PE_KV_F16)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "no such kv_type: %d", o->kv_type);
+    const struct {
+        const char *name;
+        int32_t value, most;
+    } counts[] = {
+        {"n_pages", o->n_pages, 1 << 28}, {"max_tokens", o->max_tokens, 65536}, {"max_pieces", o->max_pieces, 65536},
+        {"max_rows", o->max_rows, 65536}, {"max_sequences", o->max_sequences, 65536},
+        {"max_pages_per_sequence", o->max_pages_per_sequence, 1 << 24},
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (counts[i].value < 1 || counts[i].value > counts[i].most)
+            return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%s is %d: it must be 1 to %d", counts[i].name, counts[i].value,
+                           counts[i].most);
+    if (o->threads < 0 || o->threads > PE_MAX_THREADS)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "threads is %d: it must be 0 to %d", o->threads, PE_MAX_THREADS);
+    return PE_OK;
+}
+
+// Parts of one allocation: called once to measure (base NULL) and once to place.
+static void *part(uint8_t *base, size_t *at, size_t bytes) {
+    const size_t here = *at;
+    *at += align64(bytes);
+    return base ? base + here : NULL;
+}
+
+static size_t place_scratch(pe_engine *e, uint8_t *base) {
+    const pe_model *m = e->model;
+    const pe_engine_options *o = &e->options;
+    const size_t tokens = (size_t)o->max_tokens, pieces = (size_t)o->max_pieces, rows = (size_t)o->max_rows;
+    const size_t act_rows = tokens > rows ? tokens : rows, columns = (size_t)m->max_columns;
+    int32_t group = 1;
+    for (int32_t i = 0; i < m->n_ops; i++)
+        if (m->ops[i].kind == PE_OP_ATTENTION) {
+            const int32_t g = (int32_t)(m->ops[i].attention.n_heads / m->ops[i].attention.n_kv_heads);
+            if (g > group) group = g;
+        }
+    const size_t chunks = ((size_t)o->max_pages_per_sequence * (size_t)o->page_size + PE_CHUNK - 1) / PE_CHUNK;
+    const size_t unpack = columns * (size_t)(m->kernels->lanes + 1) * sizeof(float);
+    const size_t attend = (size_t)pe_attention_scratch(group) * sizeof(pe_partial);
+    size_t at = 0;
+    e->step.pieces = part(base, &at, pieces * sizeof(pe_piece));
+    e->step.first_token = part(base, &at, (pieces + 1) * sizeof(int32_t));
+    e->step.tokens = part(base, &at, tokens * sizeof(int32_t));
+    e->step.positions = part(base, &at, tokens * sizeof(int32_t));
+    e->step.piece_of = part(base, &at, tokens * sizeof(int32_t));
+    e->step.rows = part(base, &at, rows * sizeof(int32_t));
+    e->step.tables = part(base, &at, (size_t)o->max_sequences * (size_t)o->max_pages_per_sequence * sizeof(int32_t));
+    e->tile_start = part(base, &at, (pieces + 1) * sizeof(int32_t));
+    e->act_q = part(base, &at, act_rows * columns);
+    e->act_blocks = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
+    e->gathered = part(base, &at, rows * columns * sizeof(float));
+    e->logits = part(base, &at, rows * (size_t)m->n_vocab * sizeof(float));
+    e->worker_bytes = align64(unpack > attend ? unpack : attend);
+    e->worker_scratch = part(base, &at, e->worker_bytes * (size_t)o->threads);
+    e->max_split = 4 * o->threads;
+    e->partials = part(base, &at, (size_t)e->max_split * chunks * (size_t)group * sizeof(pe_partial));
+    return at;
+}
+
+static pe_status create(pe_engine *e, pe_error *err) {
+    const pe_model *m = e->model;
+    pe_machine machine;
+    pe_machine_query(&machine);
+    if (e->options.threads == 0) e->options.threads = machine.default_threads;
+
+    e->layer_offset = calloc((size_t)m->n_layers + 1, sizeof *e->layer_offset);
+    e->values = calloc((size_t)m->n_values, sizeof *e->values);
+    size_t *offsets = calloc((size_t)m->n_values, sizeof *offsets);
+    if (!e->layer_offset || !e->values || !offsets) {
+        free(offsets);
+        return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
+    }
+    for (int32_t i = 0; i < m->n_layers; i++)
+        e->layer_offset[i + 1] = e->layer_offset[i] + layer_page_bytes(&m->layers[i], e->options.page_size,
+                                                                       e->options.kv_type) * (size_t)e->options.n_pages;
+    e->kv_bytes = e->layer_offset[m->n_layers];
+    if (e->kv_bytes > machine.memory_available) {
+        free(offsets);
+        return pe_fail(err, PE_ERR_MEMORY, NULL, "the KV cache needs %.2f GB, %.2f GB of memory are free; ask for a shorter "
+                       "context or fewer pages", (double)e->kv_bytes / 1e9, (double)machine.memory_available / 1e9);
+    }
+    e->arena_bytes = plan_arena(m, e->options.max_tokens, offsets);
+    e->scratch_bytes = place_scratch(e, NULL);
+    e->kv = pe_os_alloc(e->kv_bytes);
+    e->arena = e->arena_bytes ? pe_os_alloc(e->arena_bytes) : NULL;
+    e->scratch = pe_os_alloc(e->scratch_bytes);
+    if (!e->kv || !e->arena || !e->scratch) {
+        free(offsets);
+        return pe_fail(err, PE_ERR_MEMORY, NULL, "no memory for a KV cache of %.2f GB and %.2f GB of scratch",
+                       (double)e->kv_bytes / 1e9, (double)(e->arena_bytes + e->scratch_bytes) / 1e9);
+    }
+    place_scratch(e, e->scratch);
+    for (int32_t i = 0; i < m->n_values; i++) e->values[i] = (float *)(e->arena + offsets[i]);
+    e->values[m->ops[m->n_ops - 1].outputs[0]] = e->logits;
+    free(offsets);
+    const size_t entries = (size_t)e->options.max_sequences * (size_t)e->options.max_pages_per_sequence;
+    memset(e->step.tables, 0xff, entries * sizeof(int32_t));
+    return PE_OK;
+}
+
+pe_status pe_engine_create(pe_model *m, const pe_engine_options *options, pe_engine **out, pe_error *err) {
+    const pe_status sound = check_options(options, err);
+    if (sound != PE_OK) return sound;
+    pe_engine *e = calloc(1, sizeof *e);
+    if (!e) return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
+    atomic_init(&e->references, 1);
+    pe_model_retain(m);
+    e->model = m;
+    e->options = *options;
+    e->tap_op = -1;
+    const pe_status status = create(e, err);
+    if (status == PE_OK) *out = e;
+    else pe_engine_release(e);
+    return status;
+}
+
+void pe_engine_retain(pe_engine *e) { atomic_fetch_add(&e->references, 1); }
+
+void pe_engine_release(pe_engine *e) {
+    if (!e || atomic_fetch_sub(&e->references, 1) != 1) return;
+    pe_os_free(e->kv, e->kv_bytes);
+    pe_os_free(e->arena, e->arena_bytes);
+    pe_os_free(e->scratch, e->scratch_bytes);
+    free(e->layer_offset);
+    free(e->values);
+    pe_model_release(e->model);
+    free(e);
+}
+
+// ---- a step ----------------------------------------------------------------------------------------------------------
+
+pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const int32_t *pages, int32_t n, pe_error *err) {
+    const pe_engine_options *o = &e->options;
+    if (slot < 0 || slot >= o->max_sequences)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: there are %d", slot, o->max_sequences);
+    if (first < 0 || n < 0 || first > o->max_pages_per_sequence - n)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "entries [%d, %d): a block table has %d", first, first + n,
+                       o->max_pages_per_sequence);
+    for (int32_t i = 0; i < n; i++)
+        if (pages[i] < 0 || pages[i] >= o->n_pages)
+            return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page %d: there are %d", pages[i], o->n_pages);
+    if (n) memcpy(e->step.tables + (int64_t)slot * o->max_pages_per_sequence + first, pages, (size_t)n * sizeof *pages);
+    return PE_OK;
+}
+
+static pe_status check_piece(const pe_engine *e, const pe_piece *p, int32_t tokens_before, pe_error *err) {
+    const pe_engine_options *o = &e->options;
+    if (p->slot < 0 || p->slot >= o->max_sequences)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: there are %d", p->slot, o->max_sequences);
+    if (p->start < 0 || p->end <= p->start || p->end > (int64_t)o->max_pages_per_sequence * o->page_size)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: positions [%d, %d) do not fit a block table of %d pages of %d",
+                       p->slot, p->start, p->end, o->max_pages_per_sequence, o->page_size);
+    if (p->end - p->start > o->max_tokens - tokens_before)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "more than %d tokens in a step", o->max_tokens);
+    const int32_t *table = e->step.tables + (int64_t)p->slot * o->max_pages_per_sequence;
+    for (int32_t i = 0; i * o->page_size < p->end; i++)
+        if (table[i] < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: page %d of its table is not set", p->slot, i);
+    return PE_OK;
+}
+
+static pe_status fill_step(pe_engine *e, const pe_piece *pieces, int32_t n_pieces, const int32_t *tokens,
+                           const int32_t *rows, int32_t n_rows, pe_error *err) {
+    pe_step *s = &e->step;
+    const pe_engine_options *o = &e->options;
+    s->n_tokens = s->n_pieces = s->n_rows = 0;
+    if (n_pieces < 1 || n_pieces > o->max_pieces)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%d pieces in a step: 1 to %d are possible", n_pieces, o->max_pieces);
+    if (n_rows < 0 || n_rows > o->max_rows)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%d rows of logits in a step: at most %d", n_rows, o->max_rows);
+    int32_t n = 0;
+    for (int32_t i = 0; i < n_pieces; i++) {
+        const pe_status status = check_piece(e, &pieces[i], n, err);
+        if (status != PE_OK) return status;
+        s->pieces[i] = pieces[i];
+        s->first_token[i] = n;
+        for (int32_t position = pieces[i].start; position < pieces[i].end; position++, n++) {
+            if (tokens[n] < 0 || tokens[n] >= e->model->n_vocab)
+                return pe_fail(err, PE_ERR_ARGUMENT, NULL, "token %d: the vocabulary has %lld", tokens[n],
+                               (long long)e->model->n_vocab);
+            s->tokens[n] = tokens[n];
+            s->positions[n] = position;
+            s->piece_of[n] = i;
+        }
+    }
+    s->first_token[n_pieces] = n;
+    for (int32_t i = 0; i < n_rows; i++) {
+        if (rows[i] < 0 || rows[i] >= n || (i && rows[i] <= rows[i - 1]))
+            return pe_fail(err, PE_ERR_ARGUMENT, NULL, "row %d: rows ascend within the step's %d tokens", rows[i], n);
+        s->rows[i] = rows[i];
+    }
+    s->n_tokens = n;
+    s->n_pieces = n_pieces;
+    s->n_rows = n_rows;
+    return PE_OK;
+}
+
+static bool pass_to_tap(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows, int64_t width) {
+    const pe_engine *e = ctx;
+    if (op == &e->model->ops[e->tap_op]) e->tap(e->tap_ctx, op->name, output, data, rows, width);
+    return false;
+}
+
+pe_status pe_engine_step(pe_engine *e, const pe_piece *pieces, int32_t n_pieces, const int32_t *tokens,
+                         const int32_t *rows, int32_t n_rows, pe_error *err) {
+    atomic_store(&e->cancelled, false);
+    const pe_status status = fill_step(e, pieces, n_pieces, tokens, rows, n_rows, err);
+    if (status != PE_OK) return status;
+    return pe_exec(e, e->tap_op >= 0 ? pass_to_tap : NULL, e, err);
+}
+
+const float *pe_engine_logits(const pe_engine *e) { return e->logits; }
+
+void pe_engine_cancel(pe_engine *e) { atomic_store(&e->cancelled, true); }
+
+void pe_engine_on_poll(pe_engine *e, bool (*poll)(void *ctx), void *ctx) {
+    e->poll = poll;
+    e->poll_ctx = ctx;
+}
+
+pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void *ctx, pe_error *err) {
+    e->tap_op = -1;
+    if (!op) return PE_OK;
+    for (int32_t i = 0; i < e->model->n_ops; i++)
+        if (strcmp(e->model->ops[i].name, op) == 0) e->tap_op = i;
+    if (e->tap_op < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "the plan has no op '%.60s'", op);
+    e->tap = tap;
+    e->tap_ctx = ctx;
+    return PE_OK;
+}
+
+pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err) {
+    if (page < 0 || page >= e->options.n_pages)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page %d: there are %d", page, e->options.n_pages);
+    for (int32_t layer = 0; layer < e->model->n_layers; layer++) {
+        pe_kv_view kv = pe_engine_layer(e, layer);
+        kv.table = &page;
+        float row[PE_MAX_HEAD_DIM];
+        for (int i = 0; i < PE_MAX_HEAD_DIM; i++) row[i] = value;
+        // kv_write takes all heads of a token at once; here one head at a time, each seen as a layer of its own.
+        const size_t head = (size_t)kv.head_dim * (size_t)kv.page_size * kv_element(kv.type);
+        const int32_t n_kv_heads = kv.n_kv_heads;
+        uint8_t *k = (uint8_t *)kv.k + (size_t)page * (size_t)n_kv_heads * head;
+        uint8_t *v = (uint8_t *)kv.v + (size_t)page * (size_t)n_kv_heads * head;
+        const int32_t first = 0;
+        kv.table = &first;
+        kv.n_kv_heads = 1;
+        for (int32_t h = 0; h < n_kv_heads; h++) {
+            kv.k = k + (size_t)h * head;
+            kv.v = v + (size_t)h * head;
+            for (int32_t slot = 0; slot < kv.page_size; slot++) e->model->kernels->kv_write(&kv, slot, row, row);
+        }
+    }
+    return PE_OK;
+}
+
+// ---- which op made the NaN -------------------------------------------------------------------------------------------
+
+typedef struct nan_search {
+    const pe_engine *e;
+    int32_t token, piece;
+    char found[64];
+} nan_search;
+
+// NaN in any row of the searched token's piece: a NaN of an earlier position comes to later ones through attention.
+static bool look_for_nan(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows, int64_t width) {
+    nan_search *s = ctx;
+    (void)output;
+    const pe_step *step = &s->e->step;
+    for (int64_t r = 0; r < rows; r++) {
+        const int32_t token = op->kind == PE_OP_LOGITS ? step->rows[r] : (int32_t)r;
+        if (step->piece_of[token] != s->piece || token > s->token) continue;
+        for (int64_t i = 0; i < width; i++)
+            if (isnan(data[r * width + i])) {
+                memcpy(s->found, op->name, sizeof s->found);
+                return true;
+            }
+    }
+    return false;
+}
+
+pe_status pe_engine_explain_nan(pe_engine *e, int32_t row, pe_error *err) {
+    if (row < 0 || row >= e->step.n_rows) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "row %d: the step has %d", row, e->step.n_rows);
+    nan_search s = {.e = e, .token = e->step.rows[row], .piece = e->step.piece_of[e->step.rows[row]]};
+    const pe_status status = pe_exec(e, look_for_nan, &s, err);
+    if (status != PE_OK) return status;
+    if (!s.found[0]) return pe_fail(err, PE_ERR_NUMERIC, NULL, "the logits are not finite");
+    return pe_fail(err, PE_ERR_NUMERIC, s.found, "made a NaN; the weights of this op, or what it reads from the KV cache, are "
+                   "not sound numbers (kv_type f32 helps when keys or values are too large for f16)");
+}

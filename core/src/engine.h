@@ -1,0 +1,63 @@
+// An engine: the KV pool, one step's inputs at fixed addresses, the arena for values, and scratch memory. Everything is
+// taken at creation; a step allocates nothing. engine.c owns the memory and the API, exec.c runs the ops.
+#ifndef PE_ENGINE_H
+#define PE_ENGINE_H
+
+#include "model.h"
+
+// All that changes from step to step. One ragged batch: pieces of sequences, decodes being pieces of length 1.
+typedef struct pe_step {
+    int32_t n_tokens, n_pieces, n_rows;
+    pe_piece *pieces;        // [max_pieces]
+    int32_t *first_token;    // [max_pieces + 1]: where each piece's tokens begin
+    int32_t *tokens;         // [max_tokens]
+    int32_t *positions;      // [max_tokens]
+    int32_t *piece_of;       // [max_tokens]
+    int32_t *rows;           // [max_rows]: tokens whose logits are wanted
+    int32_t *tables;         // [max_sequences, max_pages_per_sequence]; -1: no page
+} pe_step;
+
+struct pe_engine {
+    atomic_int references;
+    pe_model *model;
+    pe_engine_options options;
+    pe_step step;
+    atomic_bool cancelled;
+
+    uint8_t *kv;             // [n_layers] of (K pages, V pages); see pe_engine_layer
+    size_t kv_bytes;
+    size_t *layer_offset;    // [n_layers + 1]
+
+    uint8_t *arena;          // every value, [max_tokens, width] each, sharing memory where their lives do not overlap
+    size_t arena_bytes;
+    float **values;          // [n_values], into the arena; the logits' own is `logits`
+    float *logits;           // [max_rows, n_vocab]
+
+    // Scratch, inside one allocation.
+    uint8_t *scratch;
+    size_t scratch_bytes;
+    int8_t *act_q;           // [max(max_tokens, max_rows), max_columns]
+    pe_act_block *act_blocks;
+    float *gathered;         // [max_rows, max_columns]: the sampled rows
+    uint8_t *worker_scratch; // [threads, worker_bytes]
+    size_t worker_bytes;
+    int32_t *tile_start;     // [max_pieces + 1]: first attention tile of each piece
+    pe_partial *partials;    // [max_split, max chunks, group]
+    int32_t max_split;       // (piece, KV head) pairs that may be cut by chunks
+
+    bool (*poll)(void *ctx);
+    void *poll_ctx;
+    pe_tap tap;
+    void *tap_ctx;
+    int32_t tap_op;          // -1: none
+};
+
+// K and V pages of one layer.
+pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer);
+
+// Runs ops [0, n) of the plan for the step at hand. `inspect`, if given, sees each op's outputs; true stops the run.
+typedef bool (*pe_inspect)(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows,
+                           int64_t width);
+pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err);
+
+#endif

@@ -1,0 +1,51 @@
+// Which instruction sets this build has, and which one runs here. The choice is made once per process.
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+// Worst first: the last supported one wins.
+extern const pe_kernels pe_kernels_scalar;
+#ifdef PE_HAVE_AVX2
+extern const pe_kernels pe_kernels_avx2;
+#endif
+
+static const pe_kernels *const sets[] = {
+    &pe_kernels_scalar,
+#ifdef PE_HAVE_AVX2
+    &pe_kernels_avx2,
+#endif
+};
+enum { N_SETS = sizeof sets / sizeof sets[0] };
+
+int32_t pe_isa_count(void) { return N_SETS; }
+
+const char *pe_isa_name(int32_t i, bool *supported) {
+    if (supported) *supported = sets[i]->supported();
+    return sets[i]->name;
+}
+
+const pe_kernels *pe_kernels_active(pe_error *err) {
+    const char *forced = getenv("PYEDGE_ISA");
+    if (forced && *forced) {
+        for (int i = 0; i < N_SETS; i++)
+            if (strcmp(sets[i]->name, forced) == 0) {
+                if (sets[i]->supported()) return sets[i];
+                pe_fail(err, PE_ERR_UNSUPPORTED, NULL, "PYEDGE_ISA=%s: this processor does not run it", forced);
+                return NULL;
+            }
+        pe_fail(err, PE_ERR_ARGUMENT, NULL, "PYEDGE_ISA=%.40s: this build has no such instruction set", forced);
+        return NULL;
+    }
+    for (int i = N_SETS; i-- > 0;)
+        if (sets[i]->supported()) return sets[i];
+    return sets[0];
+}
+
+pe_status pe_isa_active(const char **name, pe_error *err) {
+    pe_error local;
+    const pe_kernels *k = pe_kernels_active(err ? err : &local);
+    if (!k) return err ? err->code : local.code;
+    *name = k->name;
+    return PE_OK;
+}

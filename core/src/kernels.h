@@ -1,0 +1,116 @@
+// What a CPU instruction set offers: one table of functions, compiled from the same sources (`cpu/`) for each set.
+// Every function computes a row (a panel, a chunk) wholly, in an order fixed by the shapes alone, so that bits depend
+// neither on the batch nor on who computed what.
+#ifndef PE_KERNELS_H
+#define PE_KERNELS_H
+
+#include "formats.h"
+
+enum {
+    PE_ACT_BLOCK = 32,   // activations per scale
+    PE_CHUNK = 64,       // keys per attention partial
+    PE_MAX_HEAD_DIM = 256,
+};
+
+// Query rows (tokens x heads of a group) of one attention call, at most; its scratch holds these and one tile more.
+static inline int32_t pe_attention_rows(int32_t group) { return group > 32 ? group : 32; }
+static inline int32_t pe_attention_scratch(int32_t group) { return pe_attention_rows(group) + 4; }  // in pe_partial
+
+// A matrix in panels: `lanes` output rows interleaved, so that one vector lane is one output row. A panel holds the
+// blocks of its rows in order of k; the layout inside a block is pack.c's, and known to the kernels alone.
+typedef struct pe_weight {
+    pe_class cls;
+    pe_scales scales;
+    int32_t lanes;
+    int64_t rows, cols;    // outputs, inputs (K)
+    int64_t n_panels;      // ceil(rows / lanes); missing rows are zero
+    int64_t n_blocks;      // per panel
+    size_t block_bytes;    // of one panel block (all lanes)
+    size_t panel_bytes;    // n_blocks * block_bytes
+    size_t bytes;          // n_panels * panel_bytes, as allocated with a tail that prefetches may touch
+    uint8_t *data;
+} pe_weight;
+
+// One block of 32 activations: x = d * q.
+typedef struct pe_act_block {
+    float d;          // max |x| / 127; NaN if an x is
+    float d_sum;      // d * sum
+    int32_t sum;      // of the 32 q
+    int16_t half[2];  // sums of the first and last 16
+} pe_act_block;
+
+// The input of one op, made once for all its weights.
+typedef struct pe_act {
+    const float *x;              // [T, K], row stride ldx
+    int64_t ldx;
+    const int8_t *q;             // [T, K], row stride ldq; NULL when nothing integer reads it
+    int64_t ldq;
+    const pe_act_block *blocks;  // [T, K / 32], row stride ldb
+    int64_t ldb;
+} pe_act;
+
+// Keys and values of one layer, as one sequence sees them through its block table.
+typedef struct pe_kv_view {
+    void *k;               // [n_pages, n_kv_heads, head_dim, page_size]: one lane is one key
+    void *v;               // [n_pages, n_kv_heads, page_size, head_dim]
+    const int32_t *table;  // [pages of the sequence]
+    int32_t type;          // pe_kv_type
+    int32_t page_size, n_kv_heads, head_dim;
+} pe_kv_view;
+
+// The softmax state of one query row over some chunks: max score, sum of exp(score - max), and their weighted values.
+typedef struct pe_partial {
+    float m, l;
+    float acc[PE_MAX_HEAD_DIM];  // [head_dim]
+} pe_partial;
+
+typedef struct pe_attention {
+    pe_kv_view kv;
+    const float *q;  // [tokens of the piece, n_heads * head_dim]
+    float *out;      // same shape
+    int64_t ldq, ldo;
+    int32_t start;   // position of the piece's first token
+    int32_t n_heads;
+    float scale;
+} pe_attention;
+
+typedef struct pe_kernels {
+    const char *name;
+    int32_t lanes;
+    bool (*supported)(void);
+
+    // Lays the source rows of panels [p0, p1) out as panels. src: the tensor's blocks, row by row.
+    void (*pack)(const pe_weight *w, const pe_format_row *f, const void *src, int64_t p0, int64_t p1);
+    size_t (*block_bytes)(pe_class cls, pe_scales scales);
+    void (*unpack_row)(const pe_weight *w, int64_t row, float *out);  // out: [cols]
+
+    void (*quantize)(const float *x, int64_t k, int8_t *q, pe_act_block *blocks);
+    // y[t, row] = sum over k of w[row, k] * x[t, k], + bias[row], for tokens [t0, t1) and panels [p0, p1).
+    void (*linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                   int64_t p1, float *y, int64_t ldy);
+    // The same with float activations for every class. scratch: [cols * (lanes + 1)]
+    void (*linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                       int64_t p1, float *y, int64_t ldy, float *scratch);
+
+    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
+    // x, y: [n_heads, head_dim]; table: cos [n_rot / 2], sin [n_rot / 2]. y may be x.
+    void (*rope)(const float *x, const float *table, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t pairing,
+                 float *y);
+    void (*silu_mul)(const float *gate, const float *up, int64_t n, float *y);  // y may be gate or up
+    void (*add)(const float *a, const float *b, int64_t n, float *y);           // y may be a or b
+
+    // Writes the keys and values of one token at `position`. k, v: [n_kv_heads, head_dim]
+    void (*kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
+    // Attends for tokens [t0, t1) of a piece with the query heads of one KV head, over all their keys.
+    void (*attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch);
+    // The same cut by chunks, for long contexts and few queries: one partial per row for each chunk in [c0, c1) of the
+    // one token t, at partials[chunk * group + row]; merged in chunk order by attention_merge.
+    void (*attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
+                             pe_partial *partials);
+    void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
+} pe_kernels;
+
+// The active set (see pe_isa_active); NULL with *err filled when PYEDGE_ISA asks for one that cannot run here.
+const pe_kernels *pe_kernels_active(pe_error *err);
+
+#endif
