@@ -94,13 +94,12 @@ class Plan:
 class _Kind(NamedTuple):
     number: int
     parameters: list[str]
-    n_weights: int
 
 
 @cache
 def _table() -> dict[str, _Kind]:
     return {
-        info.name: _Kind(i, [p.partition(":")[2] for p in info.parameters.split()], len(info.weights.split()))
+        info.name: _Kind(i, [p.partition(":")[2] for p in info.parameters.split()])
         for i, info in enumerate(_core.ops())
     }
 
