@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from program import ELSEWHERE, environment
 
 from pyedge import store
 from pyedge.errors import ModelError
@@ -91,7 +92,12 @@ store.CATALOGUE[{NAME!r}] = store.{entry()!r}
 
 def child(script: str, *args: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD + script, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", CHILD + script, *args],
+        env=environment(),
+        cwd=ELSEWHERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -262,7 +268,7 @@ def test_a_disk_that_fills_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch, wh
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, when, full)
+        patch.setattr(os, when, full)
         with pytest.raises(ModelError, match=r"the disk is full: [^\n]*make room"):
             store.resolve(NAME, pull=True)
     assert store.installed(NAME) is None
@@ -320,7 +326,7 @@ def test_ctrl_c_ends_a_pull_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "fsync", interrupted)
+        patch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.resolve(NAME, pull=True)
     assert [f for f in files_in_store() if not f.startswith("locks/")] == []
@@ -339,7 +345,7 @@ def test_pip_is_ended_with_the_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store.subprocess, "Popen", Slow)
+    monkeypatch.setattr(subprocess, "Popen", Slow)
     with pytest.raises(KeyboardInterrupt):
         store.resolve(NAME, pull=True, progress=interrupted)
     assert started[0].returncode == -signal.SIGKILL
