@@ -1,7 +1,10 @@
-"""The compiled core, as core/bindings shows it to Python. Failures are ValueError (wrong arguments), MemoryError or
-ModelError (a file, or logits that are NaN), with the core's one-line message."""
+"""The compiled core, as core/bindings shows it to Python. Failures are ValueError (wrong arguments), MemoryError,
+ModelError (a file, or logits that are NaN) or RuntimeError (a cancelled step), with the core's one-line message."""
 
-from collections.abc import Callable, Sequence
+import builtins
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Literal, TypeVar, overload
 
 import numpy as np
@@ -9,6 +12,8 @@ import numpy.typing as npt
 
 GgufValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 _T = TypeVar("_T")
+
+ABI_VERSION: int
 
 class TensorInfo:
     @property
@@ -25,7 +30,12 @@ class TensorInfo:
 class Gguf:
     """A read-only view of a GGUF file, validated on open."""
 
-    def __init__(self, path: str) -> None: ...
+    def __init__(self, path: str | bytes | os.PathLike[str]) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Gguf: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
     @property
     def path(self) -> str: ...
     @property
@@ -37,13 +47,12 @@ class Gguf:
     def get(self, key: str) -> GgufValue | None: ...
     @overload
     def get(self, key: str, default: _T) -> GgufValue | _T: ...
-    def bytes(self, key: str) -> list[bytes]: ...
+    def bytes(self, key: str) -> list[builtins.bytes]: ...
     def __contains__(self, key: str) -> bool: ...
     @property
     def tensors(self) -> list[TensorInfo]: ...
     def tensor_index(self, name: str) -> int: ...  # -1: not there
     def dequantize(self, name: str) -> npt.NDArray[np.float32]: ...  # [rows, columns]
-    def close(self) -> None: ...
 
 class OpInfo:
     @property
@@ -101,31 +110,38 @@ class Model:
 def page_bytes(model: Model, page_size: int, kv_type: str) -> int: ...
 
 class Sampled:
+    """A drawn token. Log-probabilities are the model's own, before any rule."""
+
     @property
     def token(self) -> int: ...
     @property
-    def logprob(self) -> float: ...
+    def logprob(self) -> float | None: ...  # None when the sampler's n_logprobs is -1
     @property
-    def top(self) -> list[tuple[int, float]]: ...
+    def top(self) -> list[tuple[int, float]]: ...  # most likely first
 
 class Sampler:
+    """One request's sampling rules and history."""
+
     def __init__(
         self,
         n_vocab: int,
         *,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repeat_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
-        repeat_last_n: int,
-        seed: int,
-        n_logprobs: int,
-        logit_bias: dict[int, float],
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_last_n: int = 64,
+        seed: int = 0,
+        n_logprobs: int = -1,
+        logit_bias: Mapping[int, float] | None = None,
     ) -> None: ...
-    def accept(self, tokens: Sequence[int], generated: bool) -> None: ...
+    @property
+    def n_vocab(self) -> int: ...
+    def accept(self, tokens: Sequence[int], generated: bool = True) -> None: ...
+    def sample(self, logits: npt.NDArray[np.float32], position: int) -> Sampled: ...
 
 class Engine:
     """KV pages, scratch memory, and one step at a time."""

@@ -120,9 +120,9 @@ class PagePool:
                 counts[page] += 1
         for page in range(self.n_pages):
             if counts[page] != self._holders[page]:
-                raise AssertionError(f"page {page} has {self._holders[page]} holders, but {counts[page]} tables list it")
+                raise AssertionError(f"page {page}: {self._holders[page]} holders, but {counts[page]} tables list it")
             if (page in self._free) != (counts[page] == 0):
-                raise AssertionError(f"page {page} has {counts[page]} holders and is{' ' if counts[page] else ' not '}free")
+                raise AssertionError(f"page {page}: {counts[page]} holders, free: {page in self._free}")
             identity = self._identity[page]
             if identity is not None and self._index.get(identity) != page:
                 raise AssertionError(f"page {page} is published, but the index does not lead to it")

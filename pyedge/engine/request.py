@@ -6,12 +6,14 @@ Owns data and no behaviour: the scheduler moves requests, the engine feeds their
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pyedge.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pyedge import _core
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -22,21 +24,20 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class Sampled(Protocol):
-    """What the core says of a drawn token."""
+class Detokenizer(Protocol):
+    """Turns a stream of tokens into text, whole characters at a time."""
+
+    def push(self, token: int) -> str: ...
+    def finish(self) -> str: ...
+
+
+class StopMatcher(Protocol):
+    """Withholds text that may turn out to be a stop string, and all that follows one."""
 
     @property
-    def token(self) -> int: ...
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def top(self) -> list[tuple[int, float]]: ...
-
-
-class Sampler(Protocol):
-    """The core's sampler: a draw is a function of the logits, its settings, what it accepted, and the position."""
-
-    def accept(self, tokens: Sequence[int], generated: bool) -> None: ...
+    def stopped(self) -> bool: ...
+    def push(self, text: str) -> str: ...
+    def finish(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Metrics:
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     preemptions: int = 0
 
+    def count_token(self, now: float) -> None:
+        self.output_tokens += 1
+        self.last_token = now
+        if self.first_token is None:
+            self.first_token = now
+
     @property
     def ttft(self) -> float | None:
         """Seconds from arrival to the first token."""
@@ -84,6 +91,9 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams  # its seed is never None
     max_tokens: int  # of output, with the context's end taken into account
+    sampler: _core.Sampler
+    detokenizer: Detokenizer
+    stops: StopMatcher
     priority: int = 0  # lower runs first; equal ones in order of id
 
     status: Status = Status.WAITING

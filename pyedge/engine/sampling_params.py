@@ -9,6 +9,8 @@ from numbers import Integral, Real
 from typing import Any
 
 MAX_LOGPROBS = 64  # the core reports at most this many
+_MAX_LAST_N = 2**20  # and keeps a window of at most this many
+_MAX_BIAS = 1e38  # it computes in float32
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class SamplingParams:
             raise ValueError("repeat_penalty must be above 0, since logits are divided by it; 1 turns it off")
         self._real("presence_penalty", -100, 100)
         self._real("frequency_penalty", -100, 100)
-        self._integer("repeat_last_n", -1)
+        self._integer("repeat_last_n", -1, _MAX_LAST_N)
         self._integer("max_tokens", 0, optional=True)
         self._integer("min_tokens", 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -112,7 +114,9 @@ def _biases(biases: Any) -> dict[int, float] | None:
     for token, value in biases.items():
         if isinstance(token, bool) or not isinstance(token, Integral) or int(token) < 0:
             raise ValueError(f"a token id in logit_bias must be an integer from 0 up, not {token!r}")
-        if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value) or value == math.inf:
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"logit_bias of token {int(token)} must be a number, not {value!r}")
+        if not (abs(float(value)) <= _MAX_BIAS or float(value) == -math.inf):  # NaN is neither
+            raise ValueError(f"logit_bias of token {int(token)} must be finite or minus infinity, not {value!r}")
         checked[int(token)] = float(value)
     return checked

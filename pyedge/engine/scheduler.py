@@ -73,7 +73,7 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> None:
-        self.room(len(request.prompt_token_ids))
+        """Queues a request whose tokens, prompt and output, stay within `capacity`."""
         insort(self.waiting, request, key=_order)
 
     def schedule(self, prompt_tokens: int | None = None) -> list[Scheduled]:
@@ -138,7 +138,8 @@ class Scheduler:
             if request.pages or request.slot is not None or request.n_computed:
                 raise AssertionError(f"request {request.id} holds pages while it waits")
         for request in self.running:
-            if not request.n_computed < request.n_tokens or len(request.pages) < self.pool.pages_for(request.n_computed):
+            held = len(request.pages) * self.pool.page_size
+            if not request.n_computed < request.n_tokens or request.n_computed > held:
                 raise AssertionError(f"request {request.id} has computed more than it has tokens or pages")
 
     def _plan(self, request: Request, budget: int, work: list[Scheduled]) -> int:

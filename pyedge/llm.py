@@ -1,0 +1,329 @@
+"""LLM: a model file, ready to generate. What Python users import.
+
+Owns loading (file, tokenizer, plan, weights, the size of the KV cache), the forms that prompts may have, and results.
+Batches, pages and stop rules are the engine's; text is the tokenizer's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyedge import _core, store
+from pyedge.engine.engine import Engine, EngineConfig
+from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
+from pyedge.engine.sampling_params import SamplingParams
+from pyedge.errors import ModelError
+from pyedge.models import build_plan
+from pyedge.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Prompt = str | Mapping[str, Any]  # text, or {"prompt_token_ids": [...]}
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+
+DEVICES = ("auto", "cpu")
+KV_TYPES = ("f16", "f32")
+PRECISIONS = ("fast", "f32")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class Output:
+    """What became of one prompt."""
+
+    text: str  # without the stop string or end-of-text token that ended it
+    token_ids: list[int]  # with them
+    finish_reason: FinishReason
+    logprobs: list[dict[int, float]] | None  # for each token, natural logs: the most likely ones, and the token itself
+    prompt_token_ids: list[int]
+    metrics: Metrics
+    seed: int  # that was used: passed as SamplingParams(seed=...), it gives this output again
+
+
+class LLM:
+    """A loaded model. Threads may share it; prompts of one `generate` call run as one batch.
+
+    model           a path to a GGUF file, or a name that `pyedge pull` knows, fetched if it is not there yet
+    max_model_len   tokens of prompt and output together; None: the model's context, or what the KV cache can hold
+    kv_memory       bytes of KV cache, or '512MB', '2GiB'; None: four sequences of max_model_len, and at most a quarter
+                    of the memory that is available
+    kv_type         'f16' or 'f32'; None: 'f16', with precision 'f32' 'f32'
+    threads         None: the machine's physical cores, within what the process may use
+    device          'auto' or 'cpu'
+    precision       'fast', or 'f32': float activations and KV cache, no integer kernels: the reference path
+    prefix_cache    whether prompts with the same beginning share its keys and values
+    max_sequences   that run at once; further ones wait
+    step_tokens     computed at most in one step: what a prompt is cut into
+    page_size       tokens per KV page: 8, 16 or 32
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = store.DEFAULT_MODEL,
+        max_model_len: int | None = None,
+        kv_memory: int | str | None = None,
+        kv_type: str | None = None,
+        threads: int | None = None,
+        device: str = "auto",
+        precision: str = "fast",
+        *,
+        prefix_cache: bool = True,
+        max_sequences: int = 64,
+        step_tokens: int = 512,
+        page_size: int = 16,
+    ) -> None:
+        _one_of("device", device, DEVICES)
+        _one_of("precision", precision, PRECISIONS)
+        kv_type = _one_of("kv_type", kv_type or ("f32" if precision == "f32" else "f16"), KV_TYPES)
+        n_threads = 0 if threads is None else _at_least("threads", threads, 1)
+        kv_bytes = None if kv_memory is None else _bytes("kv_memory", kv_memory)
+        if max_model_len is not None:
+            _at_least("max_model_len", max_model_len, 2)
+
+        self.path = store.resolve(model, pull=True)
+        with _core.Gguf(self.path) as gguf, ThreadPoolExecutor(1) as other_thread:
+            # Packing weights leaves Python free meanwhile, and reading a vocabulary keeps one core busy.
+            tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf)
+            self.plan = build_plan(gguf)
+            weights = _core.Model(gguf, self.plan.ops, "f32" if precision == "f32" else "fast", n_threads)
+            self.tokenizer = tokenizer.result()
+        self._weights: _core.Model | None = weights
+
+        n_pages, length = _plan_cache(
+            self.plan.hparams.context_length,
+            max_model_len,
+            kv_bytes,
+            page_size,
+            page_bytes=_core.page_bytes(weights, page_size, kv_type),
+            available=_core.machine()["memory_available"],
+        )
+        config = EngineConfig(
+            n_pages=n_pages,
+            max_model_len=length,
+            page_size=page_size,
+            max_tokens=step_tokens,
+            max_sequences=max_sequences,
+            kv_type=kv_type,
+            threads=n_threads,
+            prefix_cache=prefix_cache,
+        )
+        self._engine: Engine | None = Engine(weights, self.tokenizer, config)
+        self._queues: dict[int, deque[TokenEvent]] = {}  # of the streams under way
+        self.threads: int = n_threads or _core.machine()["default_threads"]
+        self.isa: str = weights.isa
+        self.weight_bytes: int = weights.weight_bytes  # resident
+
+    # ---- generation --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Output]:
+        """Continues each prompt; outputs come in the order of the prompts.
+
+        prompts: text, {"prompt_token_ids": [...]}, or a list of these. Control tokens written in a text are parsed, and
+        the model's begin-of-text token is added where it wants one: a raw prompt is the caller's own. (In `chat`,
+        control tokens in a message stay text.) params: for all, or one for each prompt.
+        """
+        each = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            rules = [params or SamplingParams()] * len(each)
+        else:
+            rules = list(params)
+            if len(rules) != len(each):
+                raise ValueError(f"{len(rules)} sampling params for {len(each)} prompts; give one, or one for each")
+        ids = [self._encode(prompt) for prompt in each]
+        return self._finish([self._request(i, r) for i, r in zip(ids, rules, strict=True)])
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Continues one prompt, a token at a time. Closing the iterator, or dropping it, ends the request."""
+        return self._stream(self._request(self._encode(prompt), params))
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
+        """Answers a conversation, by the model's chat template."""
+        return self._finish([self._request(self._encode_chat(messages), params)])[0]
+
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Answers a conversation, a token at a time."""
+        return self._stream(self._request(self._encode_chat(messages), params))
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """What the model predicts after each token: [n, n_vocab], row i for token i + 1. No other request matters."""
+        return self.engine.logits(token_ids)
+
+    # ---- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ValueError("this LLM is closed; make a new one")
+        return self._engine
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one sequence can have, prompt and output."""
+        return self.engine.scheduler.capacity
+
+    def close(self) -> None:
+        """Gives the memory back. Nothing can be generated afterwards."""
+        self._engine = self._weights = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Any) -> Sequence[int]:
+        if isinstance(prompt, Mapping):
+            ids = prompt.get("prompt_token_ids")
+            if not isinstance(ids, Sequence) or isinstance(ids, str):
+                raise ValueError('a prompt that is no text must be {"prompt_token_ids": [integers]}')
+            return ids
+        if not isinstance(prompt, str):
+            raise ValueError(f"a prompt must be text or {{'prompt_token_ids': [...]}}, not {type(prompt).__name__}")
+        ids = self.tokenizer.encode(prompt, special=True)
+        if not ids and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id]
+        if not ids:
+            raise ValueError("the prompt is empty, and this model has no begin-of-text token to start from")
+        return ids
+
+    def _encode_chat(self, messages: Sequence[Message]) -> Sequence[int]:
+        return self.tokenizer.encode_chat(messages)
+
+    def _request(self, ids: Sequence[int], params: SamplingParams | None) -> Request:
+        if not isinstance(params, (SamplingParams, type(None))):
+            raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
+        return self.engine.request(ids, params or SamplingParams())
+
+    def _finish(self, requests: list[Request]) -> list[Output]:
+        engine = self.engine
+        try:
+            for request in requests:
+                engine.add(request)
+            while any(request.status is not Status.FINISHED for request in requests):
+                self._step(engine)
+        finally:
+            for request in requests:
+                engine.abort(request)
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        return [_output(request) for request in requests]
+
+    def _stream(self, request: Request) -> Iterator[TokenEvent]:
+        engine = self.engine
+        queue = self._queues[request.id] = deque()
+        try:
+            engine.add(request)
+            while True:
+                with engine.exclusive():
+                    if not queue:  # it may have been filled while another thread had its turn
+                        self._step(engine)
+                    if not queue and request.status is Status.FINISHED:
+                        raise RuntimeError("another thread was interrupted and took this stream with it; ask again")
+                while queue:
+                    event = queue.popleft()
+                    if event.error is not None:
+                        raise event.error
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+        finally:
+            del self._queues[request.id]
+            engine.abort(request)
+
+    def _step(self, engine: Engine) -> None:
+        """One step of all requests; hands out the events of streams."""
+        with engine.exclusive():
+            for event in engine.step():
+                queue = self._queues.get(event.request_id)
+                if queue is not None:
+                    queue.append(event)
+
+
+def _output(request: Request) -> Output:
+    assert request.finish_reason is not None
+    assert request.params.seed is not None
+    return Output(
+        text=request.text,
+        token_ids=request.output_token_ids,
+        finish_reason=request.finish_reason,
+        logprobs=request.logprobs,
+        prompt_token_ids=request.prompt_token_ids,
+        metrics=request.metrics,
+        seed=request.params.seed,
+    )
+
+
+def _plan_cache(
+    context: int,
+    max_model_len: int | None,
+    kv_bytes: int | None,
+    page_size: int,
+    *,
+    page_bytes: int,
+    available: int,
+) -> tuple[int, int]:
+    """Pages in the pool, and the length that a sequence may have (which the pool may bound further)."""
+    if max_model_len is not None and max_model_len > context:
+        raise ValueError(f"max_model_len {max_model_len} is beyond the model's context of {context} tokens")
+    length = context if max_model_len is None else max_model_len
+    one_sequence = -(-length // page_size)
+    if kv_bytes is not None:
+        n_pages = kv_bytes // page_bytes
+        if n_pages < 1:
+            raise ValueError(f"kv_memory of {kv_bytes} bytes is less than one page, which takes {page_bytes}")
+        what, remedy = f"kv_memory of {_megabytes(kv_bytes)}", "kv_memory"
+    else:
+        n_pages = min(4 * one_sequence, available // 4 // page_bytes)
+        if max_model_len is not None:
+            n_pages = max(n_pages, one_sequence)  # asked for by name, it may take more than its share
+        n_pages = max(n_pages, 1)
+        what = f"the KV cache of {n_pages * page_size} tokens takes {_megabytes(n_pages * page_bytes)}, which"
+        remedy = "max_model_len"
+    if n_pages * page_bytes > available:
+        raise ModelError(f"{what} is more than the {_megabytes(available)} of memory available; use a smaller {remedy}")
+    return min(n_pages, 2**31 - 1), length
+
+
+def _megabytes(n: int) -> str:
+    return f"{n / 1e6:,.0f} MB"
+
+
+def _one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} {value!r} is not in this build; choose from {', '.join(choices)}")
+    return str(value)
+
+
+def _at_least(name: str, value: Any, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} must be an integer from {low} up, not {value!r}")
+    return value
+
+
+def _bytes(name: str, value: int | str) -> int:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*", value, re.IGNORECASE)
+        unit = match[2].upper() if match else "?"
+        unit = unit + "B" if unit in ("K", "M", "G", "KI", "MI", "GI") else unit
+        if match and unit in _UNITS:
+            return int(float(match[1]) * _UNITS[unit])
+        raise ValueError(f"{name} must be a number of bytes such as 536870912, '512MB' or '2GiB', not {value!r}")
+    return _at_least(name, value, 1)

@@ -1,0 +1,179 @@
+"""The scheduler's decisions, one by one. That they add up is tested with a whole engine, in test_engine.py."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pyedge.engine.pages import PagePool
+from pyedge.engine.request import Request, Status
+from pyedge.engine.sampling_params import SamplingParams
+from pyedge.engine.scheduler import Scheduled, Scheduler
+
+SIZE = 4
+
+
+def scheduler(n_pages: int = 100, **options: Any) -> Scheduler:
+    return Scheduler(PagePool(n_pages, SIZE), **{"max_model_len": 64, "max_sequences": 4, "max_tokens": 8, **options})
+
+
+def request(id: int, n_prompt: int, first: int = 1, **options: Any) -> Request:
+    nothing: Any = None
+    tokens = [first, *range(100 * id, 100 * id + n_prompt - 1)]
+    return Request(id, tokens, SamplingParams(seed=0), 50, nothing, nothing, nothing, **options)
+
+
+def run(s: Scheduler, work: list[Scheduled]) -> None:
+    """Does what the engine does after a step."""
+    for item in work:
+        samples = item.samples
+        s.advance(item.request, item.end)
+        if samples:
+            item.request.token_ids.append(7)
+    s.check_integrity()
+
+
+def pieces(work: list[Scheduled]) -> list[tuple[int, int, int]]:
+    return [(w.request.id, w.start, w.end) for w in work]
+
+
+def add(s: Scheduler, *requests: Request) -> None:
+    for r in requests:
+        s.add(r)
+
+
+def test_imports_no_numpy() -> None:
+    code = "import sys, pyedge.engine.scheduler; sys.exit('numpy' in sys.modules or 'pyedge._core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_long_prompts_are_cut_and_next_tokens_come_first() -> None:
+    s = scheduler()
+    add(s, request(0, 3), request(1, 12))
+    for expected in (
+        [(0, 0, 3), (1, 0, 5)],
+        [(0, 3, 4), (1, 5, 12)],
+        [(0, 4, 5), (1, 12, 13)],
+    ):
+        work = s.schedule()
+        assert pieces(work) == expected
+        run(s, work)
+
+
+def test_prompt_tokens_can_be_limited_and_next_tokens_cannot() -> None:
+    s = scheduler()
+    add(s, request(0, 1), request(1, 5))
+    run(s, s.schedule(1))
+    work = s.schedule(2)
+    assert pieces(work) == [(0, 1, 2), (1, 0, 2)]
+
+
+def test_a_step_takes_no_more_than_its_tokens_or_slots() -> None:
+    s = scheduler(max_sequences=2)
+    add(s, request(0, 2), request(1, 2), request(2, 2))
+    work = s.schedule()
+    assert pieces(work) == [(0, 0, 2), (1, 0, 2)]
+    run(s, work)
+    s.finish(work[0].request, "stop")
+    assert pieces(s.schedule()) == [(1, 2, 3), (2, 0, 2)]
+
+
+def test_order_is_by_priority_then_by_arrival() -> None:
+    s = scheduler(max_tokens=4)
+    add(s, request(0, 4), request(1, 4), request(2, 4, priority=-1))
+    assert pieces(s.schedule()) == [(2, 0, 4)]
+    assert [r.id for r in s.waiting] == [0, 1]
+
+
+def test_a_prefix_is_shared_but_the_last_token_is_computed() -> None:
+    s = scheduler(max_tokens=16)
+    first = request(0, 8)
+    add(s, first)
+    run(s, s.schedule())
+    second = request(1, 8)
+    second.token_ids = second.prompt_token_ids = list(first.prompt_token_ids)
+    add(s, second)
+    assert pieces(s.schedule()) == [(0, 8, 9), (1, 4, 8)]
+    assert second.pages[0] == first.pages[0]
+    assert second.pages[1] != first.pages[1]
+    assert second.metrics.cached_tokens == 4
+
+
+def test_equal_prompts_of_one_step_end_up_on_one_page() -> None:
+    s = scheduler(max_tokens=16)
+    first, second = request(0, 6), request(1, 6)
+    second.token_ids = list(first.token_ids)
+    add(s, first, second)
+    work = s.schedule()
+    for item in work:
+        item.request.n_pages_written = 2
+    run(s, work)
+    assert first.pages[0] == second.pages[0]
+    assert first.pages[1] != second.pages[1]
+    assert (first.n_pages_written, second.n_pages_written) == (2, 0)  # the core must be told
+
+
+def test_without_the_prefix_cache_nothing_is_shared() -> None:
+    s = scheduler(max_tokens=16, prefix_cache=False)
+    first, second = request(0, 8), request(1, 8)
+    second.token_ids = list(first.token_ids)
+    add(s, first)
+    run(s, s.schedule())
+    add(s, second)
+    assert pieces(s.schedule()) == [(0, 8, 9), (1, 0, 8)]
+    assert not set(first.pages) & set(second.pages)
+
+
+def test_admission_waits_for_all_pages_and_one_more_for_each_running_request() -> None:
+    s = scheduler(n_pages=5, max_tokens=16)
+    add(s, request(0, 5), request(1, 12, first=2), request(2, 1, first=3))
+    assert pieces(s.schedule()) == [(0, 0, 5)]  # 2 of 5 pages; the next needs 3, and 1 is kept
+    assert [r.id for r in s.waiting] == [1, 2]  # first come, first served
+
+
+def test_the_youngest_gives_way_and_comes_back_first() -> None:
+    s = scheduler(n_pages=4, max_tokens=16)
+    old, young = request(0, 3), request(1, 3, first=2)
+    add(s, old, young)
+    for _ in range(6):
+        run(s, s.schedule())
+    assert (len(old.pages), len(young.pages)) == (2, 2)
+    add(s, request(2, 1, first=3))
+    tokens = list(young.token_ids)
+    assert pieces(s.schedule()) == [(0, 8, 9)]
+    assert (young.status, young.pages, young.slot, young.n_computed) == (Status.WAITING, [], None, 0)
+    assert young.metrics.preemptions == 1
+    assert [r.id for r in s.waiting] == [1, 2]
+    s.finish(old, "stop")
+    assert pieces(s.schedule())[0] == (1, 4, 9)  # its first page was still there
+    assert young.token_ids == tokens
+    assert young.metrics.cached_tokens == 0  # of the prompt
+
+
+def test_borrowing_preempts_and_gives_back() -> None:
+    s = scheduler(n_pages=3, max_sequences=1)
+    r = request(0, 5)
+    add(s, r)
+    run(s, s.schedule())
+    slot, pages = s.borrow(3)
+    assert (slot, len(set(pages)), r.status) == (0, 3, Status.WAITING)
+    s.give_back(slot, pages)
+    assert pieces(s.schedule()) == [(0, 0, 6)]
+    s.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("n_pages", "n_prompt", "said"),
+    [(100, 64, "64 tokens, the context is 64.*max_model_len"), (4, 16, "16 tokens, the KV cache holds 16.*kv_memory")],
+)
+def test_what_can_never_fit_is_refused_with_the_numbers(n_pages: int, n_prompt: int, said: str) -> None:
+    s = scheduler(n_pages=n_pages)
+    assert s.room(n_prompt - 1) == 1
+    with pytest.raises(ValueError, match=said):
+        s.room(n_prompt)
+
+
+def test_each_sequence_has_its_token_in_a_step() -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        scheduler(max_sequences=9, max_tokens=8)
