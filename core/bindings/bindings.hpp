@@ -28,12 +28,12 @@ class Gguf {
   public:
     explicit Gguf(const pybind11::object &path);
 
-    pe_gguf *handle() const; // ValueError when closed
+    pe_gguf *handle() const;  // ValueError when closed
     void close();
     bool closed() const { return !handle_; }
-    const std::string &path() const { return path_; }       // as given, in the file system's encoding
-    bool find(std::string_view key, pe_kv *out) const;      // false: no such key
-    std::int64_t tensor_index(std::string_view name) const; // -1: no such tensor
+    const std::string &path() const { return path_; }        // as given, in the file system's encoding
+    bool find(std::string_view key, pe_kv *out) const;       // false: no such key
+    std::int64_t tensor_index(std::string_view name) const;  // -1: no such tensor
 
   private:
     std::string path_;
@@ -62,5 +62,5 @@ class Sampler {
     };
     std::unique_ptr<pe_sampler, Release> handle_;
     std::int32_t n_vocab_;
-    std::mutex mutex_; // the handle has one scratch memory and one history
+    std::mutex mutex_;  // the handle has one scratch memory and one history
 };

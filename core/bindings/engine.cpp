@@ -21,7 +21,8 @@ using OpTuple = std::tuple<std::int32_t, std::string, std::vector<std::int32_t>,
                            std::vector<std::int32_t>, std::vector<std::variant<std::int64_t, double>>>;
 
 // The integer or the float of each parameter, as the op's row in ops.def has it.
-void fill_parameters(pe_op &op, const std::string &name, const std::vector<std::variant<std::int64_t, double>> &values) {
+void fill_parameters(pe_op &op, const std::string &name,
+                     const std::vector<std::variant<std::int64_t, double>> &values) {
     pe_op_info info;
     pe_op_describe(op.kind, &info);
     std::size_t i = 0;
@@ -37,10 +38,12 @@ void fill_parameters(pe_op &op, const std::string &name, const std::vector<std::
         }
         i++;
     }
-    if (i != values.size()) throw py::value_error(name + ": " + info.name + " takes " + std::to_string(i) + " parameters");
+    if (i != values.size())
+        throw py::value_error(name + ": " + info.name + " takes " + std::to_string(i) + " parameters");
 }
 
-void fill(std::int32_t *to, std::int32_t &n, std::size_t most, const std::vector<std::int32_t> &from, const std::string &name) {
+void fill(std::int32_t *to, std::int32_t &n, std::size_t most, const std::vector<std::int32_t> &from,
+          const std::string &name) {
     if (from.size() > most) throw py::value_error(name + ": too many inputs, outputs or weights");
     n = static_cast<std::int32_t>(from.size());
     std::copy(from.begin(), from.end(), to);
@@ -54,7 +57,8 @@ class Model {
             pe_op op{};
             op.kind = kind;
             op.name = name.c_str();
-            if (kind < 0 || kind >= pe_op_count()) throw py::value_error(name + ": no op has kind " + std::to_string(kind));
+            if (kind < 0 || kind >= pe_op_count())
+                throw py::value_error(name + ": no op has kind " + std::to_string(kind));
             fill(op.inputs, op.n_inputs, PE_MAX_INPUTS, inputs, name);
             fill(op.outputs, op.n_outputs, PE_MAX_OUTPUTS, outputs, name);
             fill(op.weights, op.n_weights, PE_MAX_WEIGHTS, weights, name);
@@ -62,8 +66,7 @@ class Model {
             ops.push_back(op);
         }
         pe_model_options options{};
-        if (precision == "f32")
-            options.precision = PE_PRECISION_F32;
+        if (precision == "f32") options.precision = PE_PRECISION_F32;
         else if (precision != "fast")
             throw py::value_error("precision must be 'fast' or 'f32', not '" + precision + "'");
         options.threads = threads;
@@ -121,7 +124,9 @@ class Engine {
     void set_pages(std::int32_t slot, std::int32_t first, const std::vector<std::int32_t> &pages) {
         const Lock lock(*this);
         pe_error err{};
-        check(pe_engine_set_pages(handle_.get(), slot, first, pages.data(), static_cast<std::int32_t>(pages.size()), &err), err);
+        check(pe_engine_set_pages(handle_.get(), slot, first, pages.data(), static_cast<std::int32_t>(pages.size()),
+                                  &err),
+              err);
     }
 
     void step(const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t>> &pieces,
@@ -134,8 +139,8 @@ class Engine {
             n_tokens += std::max<std::int64_t>(std::int64_t{end} - start, 0);
         }
         if (n_tokens != static_cast<std::int64_t>(tokens.size()))
-            throw py::value_error("the pieces hold " + std::to_string(n_tokens) + " tokens, " + std::to_string(tokens.size()) +
-                                  " are given");
+            throw py::value_error("the pieces hold " + std::to_string(n_tokens) + " tokens, " +
+                                  std::to_string(tokens.size()) + " are given");
         raised_ = nullptr;
         n_rows_ = 0;
         last_poll_ = std::chrono::steady_clock::now();
@@ -168,8 +173,8 @@ class Engine {
         if (row < 0 || row >= n_rows_)
             throw py::value_error("row " + std::to_string(row) + ": the last step made " + std::to_string(n_rows_));
         if (sampler.n_vocab() != n_vocab_)
-            throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) + ", the model has " +
-                                  std::to_string(n_vocab_));
+            throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) +
+                                  ", the model has " + std::to_string(n_vocab_));
         const float *logits = pe_engine_logits(handle_.get()) + row * n_vocab_;
         for (std::int32_t i = 0; i < n_vocab_; i++)
             if (std::isnan(logits[i])) explain(static_cast<std::int32_t>(row));
@@ -222,7 +227,8 @@ class Engine {
         return true;
     }
 
-    static void on_tap(void *ctx, const char *op, std::int32_t output, const float *data, std::int64_t rows, std::int64_t width) {
+    static void on_tap(void *ctx, const char *op, std::int32_t output, const float *data, std::int64_t rows,
+                       std::int64_t width) {
         auto *self = static_cast<Engine *>(ctx);
         const py::gil_scoped_acquire held;
         try {
@@ -269,7 +275,8 @@ void bind_engine(py::module_ &m) {
         .def_property_readonly("weight_bytes", [](const Model &self) { return pe_model_weight_bytes(self.handle()); })
         .def_property_readonly("isa", [](const Model &self) { return pe_model_isa(self.handle()); });
 
-    py::class_<Engine>(m, "Engine", "KV pages, scratch memory, and one step at a time. One caller at a time, but for cancel().")
+    py::class_<Engine>(m, "Engine",
+                       "KV pages, scratch memory, and one step at a time. One caller at a time, but for cancel().")
         .def(py::init<const Model &, std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
                       std::int32_t, const std::string &, std::int32_t>(),
              py::arg("model"), py::kw_only(), py::arg("page_size"), py::arg("n_pages"), py::arg("max_tokens"),
@@ -278,14 +285,17 @@ void bind_engine(py::module_ &m) {
         .def("set_pages", &Engine::set_pages, py::arg("slot"), py::arg("first"), py::arg("pages"),
              "Writes block-table entries [first, first + len(pages)) of a slot.")
         .def("step", &Engine::step, py::arg("pieces"), py::arg("tokens"), py::arg("rows"),
-             "Runs the plan. pieces: [(slot, start, end)], tokens of all pieces in order, rows: ascending indices into tokens.")
-        .def("logits", &Engine::logits, py::arg("first") = 0, py::arg("n") = py::none(), "A copy: float32 [n, n_vocab].")
+             "Runs the plan. pieces: [(slot, start, end)], tokens of all pieces in order, rows: ascending indices into "
+             "tokens.")
+        .def("logits", &Engine::logits, py::arg("first") = 0, py::arg("n") = py::none(),
+             "A copy: float32 [n, n_vocab].")
         .def("sample", &Engine::sample, py::arg("row"), py::arg("sampler"), py::arg("position"),
              "Draws from one row of the last step. ModelError naming the op when the row holds NaN.")
         .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")
         .def("tap", &Engine::tap, py::arg("op"), py::arg("callback") = py::none(),
              "Calls callback(op, output, float32 [rows, width]) after each run of the op of this name; None: of no op.")
-        .def("fill_page", &Engine::fill_page, py::arg("page"), py::arg("value"), "Fills a page of every layer (tests).");
+        .def("fill_page", &Engine::fill_page, py::arg("page"), py::arg("value"),
+             "Fills a page of every layer (tests).");
 
     m.def(
         "page_bytes",

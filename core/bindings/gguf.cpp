@@ -44,7 +44,7 @@ void check(pe_status status, const pe_error &err) {
 // ----------------------------------------------------------------------------------------------------------
 
 Gguf::Gguf(const py::object &path) {
-    PyObject *bytes = nullptr; // accepts str, bytes and os.PathLike; refuses NUL
+    PyObject *bytes = nullptr;  // accepts str, bytes and os.PathLike; refuses NUL
     if (!PyUnicode_FSConverter(path.ptr(), &bytes)) throw py::error_already_set();
     path_ = py::reinterpret_steal<py::bytes>(bytes);
     pe_error err{};
@@ -166,7 +166,7 @@ static py::list keys(const Gguf &g) {
 
 struct TensorInfo {
     std::string name, type;
-    std::vector<std::int64_t> shape; // the file's order: columns first
+    std::vector<std::int64_t> shape;  // the file's order: columns first
     std::uint64_t n_bytes, offset;
 };
 
@@ -176,7 +176,7 @@ static const char *format_name(std::int32_t type) {
         pe_format(i, &f);
         if (f.type == type) return f.name;
     }
-    return "?"; // refused on open
+    return "?";  // refused on open
 }
 
 static std::vector<TensorInfo> tensors(const Gguf &g) {
@@ -199,7 +199,7 @@ static py::array_t<float> dequantize(const Gguf &g, std::string_view name) {
     float *data = out.mutable_data();
     pe_error err{};
     pe_status status;
-    pe_gguf_retain(file); // another thread may close it meanwhile
+    pe_gguf_retain(file);  // another thread may close it meanwhile
     {
         py::gil_scoped_release release;
         status = pe_gguf_dequantize(file, i, data, &err);

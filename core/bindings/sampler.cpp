@@ -18,8 +18,8 @@ namespace {
 // A Python int may be wider than a token; what fits is checked by the core, with the same words.
 std::int32_t token_of(std::int64_t value, std::int32_t n_vocab, const char *what) {
     if (value < 0 || value >= n_vocab)
-        throw py::value_error(std::string(what) + ": token " + std::to_string(value) + " is not in the vocabulary (0 to " +
-                              std::to_string(n_vocab - 1) + ")");
+        throw py::value_error(std::string(what) + ": token " + std::to_string(value) +
+                              " is not in the vocabulary (0 to " + std::to_string(n_vocab - 1) + ")");
     return static_cast<std::int32_t>(value);
 }
 
@@ -33,9 +33,10 @@ std::vector<std::pair<std::int32_t, float>> top(const pe_sampled &s) {
     return pairs;
 }
 
-std::unique_ptr<Sampler> make_sampler(std::int32_t n_vocab, float temperature, std::int32_t top_k, float top_p, float min_p,
-                                      float repeat_penalty, float presence_penalty, float frequency_penalty,
-                                      std::int32_t repeat_last_n, const py::int_ &seed, std::int32_t n_logprobs,
+std::unique_ptr<Sampler> make_sampler(std::int32_t n_vocab, float temperature, std::int32_t top_k, float top_p,
+                                      float min_p, float repeat_penalty, float presence_penalty,
+                                      float frequency_penalty, std::int32_t repeat_last_n, const py::int_ &seed,
+                                      std::int32_t n_logprobs,
                                       const std::optional<std::map<std::int64_t, float>> &logit_bias) {
     pe_sampling settings{};
     settings.temperature = temperature;
@@ -105,7 +106,8 @@ void bind_sampler(py::module_ &m) {
         .def_property_readonly("logprob", &logprob, "Natural log; None when the sampler's n_logprobs is -1.")
         .def_property_readonly("top", &top, "[(token, logprob)], most likely first.")
         .def("__repr__", [](const py::object &s) {
-            return py::str("Sampled(token={}, logprob={}, top={})").format(s.attr("token"), s.attr("logprob"), s.attr("top"));
+            return py::str("Sampled(token={}, logprob={}, top={})")
+                .format(s.attr("token"), s.attr("logprob"), s.attr("top"));
         });
     py::class_<Sampler>(m, "Sampler",
                         "One request's sampling rules and history. A draw is a function of (logits, settings, accepted "

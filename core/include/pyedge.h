@@ -77,12 +77,23 @@ PE_API void pe_format(int32_t i, pe_format_info *out);
 typedef struct pe_gguf pe_gguf;
 
 typedef enum pe_gguf_type {
-    PE_GGUF_U8 = 0, PE_GGUF_I8, PE_GGUF_U16, PE_GGUF_I16, PE_GGUF_U32, PE_GGUF_I32, PE_GGUF_F32, PE_GGUF_BOOL,
-    PE_GGUF_STRING, PE_GGUF_ARRAY, PE_GGUF_U64, PE_GGUF_I64, PE_GGUF_F64,
-} pe_gguf_type;  // clang-format off is not needed: numbers are the file's own
+    PE_GGUF_U8 = 0,
+    PE_GGUF_I8,
+    PE_GGUF_U16,
+    PE_GGUF_I16,
+    PE_GGUF_U32,
+    PE_GGUF_I32,
+    PE_GGUF_F32,
+    PE_GGUF_BOOL,
+    PE_GGUF_STRING,
+    PE_GGUF_ARRAY,
+    PE_GGUF_U64,
+    PE_GGUF_I64,
+    PE_GGUF_F64,
+} pe_gguf_type;  // the numbers a file has them by
 
 typedef struct pe_kv {
-    const char *key;   // not terminated
+    const char *key;  // not terminated
     size_t key_len;
     int32_t type;      // pe_gguf_type of a value, or of each element when is_array
     bool is_array;     // arrays of arrays are refused on open
@@ -92,11 +103,11 @@ typedef struct pe_kv {
 } pe_kv;
 
 typedef struct pe_tensor {
-    char name[65];     // terminated
-    int32_t type;      // format number
-    int32_t n_dims;    // 1 to 4
-    int64_t ne[4];     // the file's order: ne[0] is the contiguous axis (columns), ne[1] rows; unused are 1
-    uint64_t offset;   // of data in the file
+    char name[65];    // terminated
+    int32_t type;     // format number
+    int32_t n_dims;   // 1 to 4
+    int64_t ne[4];    // the file's order: ne[0] is the contiguous axis (columns), ne[1] rows; unused are 1
+    uint64_t offset;  // of data in the file
     uint64_t n_bytes;
     const void *data;
 } pe_tensor;
@@ -109,8 +120,8 @@ PE_API uint32_t pe_gguf_version(const pe_gguf *g);
 PE_API uint64_t pe_gguf_file_size(const pe_gguf *g);
 PE_API int64_t pe_gguf_n_kv(const pe_gguf *g);
 PE_API int64_t pe_gguf_n_tensors(const pe_gguf *g);
-PE_API void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out);              // 0 <= i < n_kv
-PE_API const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i);         // 0 <= i < n_tensors
+PE_API void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out);      // 0 <= i < n_kv
+PE_API const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i);  // 0 <= i < n_tensors
 // Steps through a string array (or a single string): *cursor starts as kv->data; returns the string's bytes.
 PE_API const char *pe_gguf_next_string(const void **cursor, size_t *len);
 // Unpacks one tensor to float32. out: [n elements]
@@ -136,12 +147,12 @@ typedef union pe_parameter {
 } pe_parameter;
 
 typedef struct pe_op {
-    int32_t kind;                          // row of ops.def
-    const char *name;                      // unique in the plan; at most 63 bytes; copied
+    int32_t kind;      // row of ops.def
+    const char *name;  // unique in the plan; at most 63 bytes; copied
     int32_t n_inputs, n_outputs, n_weights;
-    int32_t inputs[PE_MAX_INPUTS];         // values made by earlier ops
-    int32_t outputs[PE_MAX_OUTPUTS];       // new values, numbered 0, 1, 2, ... in order of appearance
-    int32_t weights[PE_MAX_WEIGHTS];       // tensor numbers in the GGUF, -1: absent
+    int32_t inputs[PE_MAX_INPUTS];    // values made by earlier ops
+    int32_t outputs[PE_MAX_OUTPUTS];  // new values, numbered 0, 1, 2, ... in order of appearance
+    int32_t weights[PE_MAX_WEIGHTS];  // tensor numbers in the GGUF, -1: absent
     pe_parameter parameters[PE_MAX_PARAMETERS];
 } pe_op;
 
@@ -165,8 +176,8 @@ PE_API pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_o
 PE_API void pe_model_retain(pe_model *m);
 PE_API void pe_model_release(pe_model *m);
 PE_API int32_t pe_model_n_vocab(const pe_model *m);
-PE_API int32_t pe_model_n_layers(const pe_model *m);         // attention layers, each with its KV pages
-PE_API uint64_t pe_model_weight_bytes(const pe_model *m);    // packed, resident
+PE_API int32_t pe_model_n_layers(const pe_model *m);       // attention layers, each with its KV pages
+PE_API uint64_t pe_model_weight_bytes(const pe_model *m);  // packed, resident
 PE_API const char *pe_model_isa(const pe_model *m);
 
 // ---- engine: KV pages, scratch memory and one step at a time ---------------------------------------------------------
@@ -183,8 +194,8 @@ typedef struct pe_engine_options {
     int32_t max_rows;       // logits rows per step
     int32_t max_sequences;  // rows of the block table
     int32_t max_pages_per_sequence;
-    int32_t kv_type;        // pe_kv_type
-    int32_t threads;        // 0: the machine's default
+    int32_t kv_type;  // pe_kv_type
+    int32_t threads;  // 0: the machine's default
 } pe_engine_options;
 
 // One part of a sequence in a step: the tokens at positions [start, end) of the sequence whose block table is `slot`.
@@ -237,14 +248,14 @@ typedef struct pe_sampling {
     float frequency_penalty;  // 0: off; subtracted once per occurrence in the generated text
     int32_t repeat_last_n;    // how many last tokens (prompt included) repeat_penalty looks at; -1: all
     uint64_t seed;
-    int32_t n_logprobs;       // most likely tokens to report, at most 64; -1: no log-probabilities at all
+    int32_t n_logprobs;  // most likely tokens to report, at most 64; -1: no log-probabilities at all
 } pe_sampling;
 
 typedef struct pe_sampled {
     int32_t token;
-    float logprob;                // natural log, from the model's own distribution, before any sampling rule
+    float logprob;  // natural log, from the model's own distribution, before any sampling rule
     int32_t n_top;
-    int32_t top_tokens[64];       // most likely first
+    int32_t top_tokens[64];  // most likely first
     float top_logprobs[64];
 } pe_sampled;
 

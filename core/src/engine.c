@@ -24,8 +24,12 @@ pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer) {
     const pe_layer *l = &e->model->layers[layer];
     uint8_t *k = e->kv + e->layer_offset[layer];
     const size_t half = layer_page_bytes(l, e->options.page_size, e->options.kv_type) / 2 * (size_t)e->options.n_pages;
-    return (pe_kv_view){.k = k, .v = k + half, .type = e->options.kv_type, .page_size = e->options.page_size,
-                        .n_kv_heads = l->n_kv_heads, .head_dim = l->head_dim};
+    return (pe_kv_view){.k = k,
+                        .v = k + half,
+                        .type = e->options.kv_type,
+                        .page_size = e->options.page_size,
+                        .n_kv_heads = l->n_kv_heads,
+                        .head_dim = l->head_dim};
 }
 
 // ---- the arena: where each value lives -------------------------------------------------------------------------------
@@ -102,9 +106,9 @@ static pe_status check_options(const pe_engine_options *o, pe_error *err) {
         const char *name;
         int32_t value, most;
     } counts[] = {
-        {"n_pages", o->n_pages, 1 << 28}, {"max_tokens", o->max_tokens, 65536}, {"max_pieces", o->max_pieces, 65536},
-        {"max_rows", o->max_rows, 65536}, {"max_sequences", o->max_sequences, 65536},
-        {"max_pages_per_sequence", o->max_pages_per_sequence, 1 << 24},
+        {"n_pages", o->n_pages, 1 << 28},           {"max_tokens", o->max_tokens, 65536},
+        {"max_pieces", o->max_pieces, 65536},       {"max_rows", o->max_rows, 65536},
+        {"max_sequences", o->max_sequences, 65536}, {"max_pages_per_sequence", o->max_pages_per_sequence, 1 << 24},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         if (counts[i].value < 1 || counts[i].value > counts[i].most)
@@ -170,13 +174,16 @@ static pe_status create(pe_engine *e, pe_error *err) {
         return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
     }
     for (int32_t i = 0; i < m->n_layers; i++)
-        e->layer_offset[i + 1] = e->layer_offset[i] + layer_page_bytes(&m->layers[i], e->options.page_size,
-                                                                       e->options.kv_type) * (size_t)e->options.n_pages;
+        e->layer_offset[i + 1] =
+            e->layer_offset[i] +
+            layer_page_bytes(&m->layers[i], e->options.page_size, e->options.kv_type) * (size_t)e->options.n_pages;
     e->kv_bytes = e->layer_offset[m->n_layers];
     if (e->kv_bytes > machine.memory_available) {
         free(offsets);
-        return pe_fail(err, PE_ERR_MEMORY, NULL, "the KV cache needs %.2f GB, %.2f GB of memory are free; ask for a shorter "
-                       "context or fewer pages", (double)e->kv_bytes / 1e9, (double)machine.memory_available / 1e9);
+        return pe_fail(err, PE_ERR_MEMORY, NULL,
+                       "the KV cache needs %.2f GB, %.2f GB of memory are free; ask for a shorter "
+                       "context or fewer pages",
+                       (double)e->kv_bytes / 1e9, (double)machine.memory_available / 1e9);
     }
     e->arena_bytes = plan_arena(m, e->options.max_tokens, offsets);
     e->scratch_bytes = place_scratch(e, NULL);
@@ -228,7 +235,8 @@ void pe_engine_release(pe_engine *e) {
 
 // ---- a step ----------------------------------------------------------------------------------------------------------
 
-pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const int32_t *pages, int32_t n, pe_error *err) {
+pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const int32_t *pages, int32_t n,
+                              pe_error *err) {
     const pe_engine_options *o = &e->options;
     if (slot < 0 || slot >= o->max_sequences)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: there are %d", slot, o->max_sequences);
@@ -247,13 +255,15 @@ static pe_status check_piece(const pe_engine *e, const pe_piece *p, int32_t toke
     if (p->slot < 0 || p->slot >= o->max_sequences)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: there are %d", p->slot, o->max_sequences);
     if (p->start < 0 || p->end <= p->start || p->end > (int64_t)o->max_pages_per_sequence * o->page_size)
-        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: positions [%d, %d) do not fit a block table of %d pages of %d",
-                       p->slot, p->start, p->end, o->max_pages_per_sequence, o->page_size);
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL,
+                       "slot %d: positions [%d, %d) do not fit a block table of %d pages of %d", p->slot, p->start,
+                       p->end, o->max_pages_per_sequence, o->page_size);
     if (p->end - p->start > o->max_tokens - tokens_before)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "more than %d tokens in a step", o->max_tokens);
     const int32_t *table = e->step.tables + (int64_t)p->slot * o->max_pages_per_sequence;
     for (int32_t i = 0; i * o->page_size < p->end; i++)
-        if (table[i] < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: page %d of its table is not set", p->slot, i);
+        if (table[i] < 0)
+            return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: page %d of its table is not set", p->slot, i);
     return PE_OK;
 }
 
@@ -263,7 +273,8 @@ static pe_status fill_step(pe_engine *e, const pe_piece *pieces, int32_t n_piece
     const pe_engine_options *o = &e->options;
     s->n_tokens = s->n_pieces = s->n_rows = 0;
     if (n_pieces < 1 || n_pieces > o->max_pieces)
-        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%d pieces in a step: 1 to %d are possible", n_pieces, o->max_pieces);
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%d pieces in a step: 1 to %d are possible", n_pieces,
+                       o->max_pieces);
     if (n_rows < 0 || n_rows > o->max_rows)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%d rows of logits in a step: at most %d", n_rows, o->max_rows);
     int32_t n = 0;
@@ -293,7 +304,8 @@ static pe_status fill_step(pe_engine *e, const pe_piece *pieces, int32_t n_piece
     return PE_OK;
 }
 
-static bool pass_to_tap(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows, int64_t width) {
+static bool pass_to_tap(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows,
+                        int64_t width) {
     const pe_engine *e = ctx;
     if (op == &e->model->ops[e->tap_op]) e->tap(e->tap_ctx, op->name, output, data, rows, width);
     return false;
@@ -361,7 +373,8 @@ typedef struct nan_search {
 } nan_search;
 
 // NaN in any row of the searched token's piece: a NaN of an earlier position comes to later ones through attention.
-static bool look_for_nan(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows, int64_t width) {
+static bool look_for_nan(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows,
+                         int64_t width) {
     nan_search *s = ctx;
     (void)output;
     const pe_step *step = &s->e->step;
@@ -378,11 +391,13 @@ static bool look_for_nan(void *ctx, const pe_plan_op *op, int32_t output, const 
 }
 
 pe_status pe_engine_explain_nan(pe_engine *e, int32_t row, pe_error *err) {
-    if (row < 0 || row >= e->step.n_rows) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "row %d: the step has %d", row, e->step.n_rows);
+    if (row < 0 || row >= e->step.n_rows)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "row %d: the step has %d", row, e->step.n_rows);
     nan_search s = {.e = e, .token = e->step.rows[row], .piece = e->step.piece_of[e->step.rows[row]]};
     const pe_status status = pe_exec(e, look_for_nan, &s, err);
     if (status != PE_OK) return status;
     if (!s.found[0]) return pe_fail(err, PE_ERR_NUMERIC, NULL, "the logits are not finite");
-    return pe_fail(err, PE_ERR_NUMERIC, s.found, "made a NaN; the weights of this op, or what it reads from the KV cache, are "
+    return pe_fail(err, PE_ERR_NUMERIC, s.found,
+                   "made a NaN; the weights of this op, or what it reads from the KV cache, are "
                    "not sound numbers (kv_type f32 helps when keys or values are too large for f16)");
 }

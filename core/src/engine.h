@@ -8,13 +8,13 @@
 // All that changes from step to step. One ragged batch: pieces of sequences, decodes being pieces of length 1.
 typedef struct pe_step {
     int32_t n_tokens, n_pieces, n_rows;
-    pe_piece *pieces;        // [max_pieces]
-    int32_t *first_token;    // [max_pieces + 1]: where each piece's tokens begin
-    int32_t *tokens;         // [max_tokens]
-    int32_t *positions;      // [max_tokens]
-    int32_t *piece_of;       // [max_tokens]
-    int32_t *rows;           // [max_rows]: tokens whose logits are wanted
-    int32_t *tables;         // [max_sequences, max_pages_per_sequence]; -1: no page
+    pe_piece *pieces;      // [max_pieces]
+    int32_t *first_token;  // [max_pieces + 1]: where each piece's tokens begin
+    int32_t *tokens;       // [max_tokens]
+    int32_t *positions;    // [max_tokens]
+    int32_t *piece_of;     // [max_tokens]
+    int32_t *rows;         // [max_rows]: tokens whose logits are wanted
+    int32_t *tables;       // [max_sequences, max_pages_per_sequence]; -1: no page
 } pe_step;
 
 struct pe_engine {
@@ -24,32 +24,32 @@ struct pe_engine {
     pe_step step;
     atomic_bool cancelled;
 
-    uint8_t *kv;             // [n_layers] of (K pages, V pages); see pe_engine_layer
+    uint8_t *kv;  // [n_layers] of (K pages, V pages); see pe_engine_layer
     size_t kv_bytes;
-    size_t *layer_offset;    // [n_layers + 1]
+    size_t *layer_offset;  // [n_layers + 1]
 
-    uint8_t *arena;          // every value, [max_tokens, width] each, sharing memory where their lives do not overlap
+    uint8_t *arena;  // every value, [max_tokens, width] each, sharing memory where their lives do not overlap
     size_t arena_bytes;
-    float **values;          // [n_values], into the arena; the logits' own is `logits`
-    float *logits;           // [max_rows, n_vocab]
+    float **values;  // [n_values], into the arena; the logits' own is `logits`
+    float *logits;   // [max_rows, n_vocab]
 
     // Scratch, inside one allocation.
     uint8_t *scratch;
     size_t scratch_bytes;
-    int8_t *act_q;           // [max(max_tokens, max_rows), max_columns]
+    int8_t *act_q;  // [max(max_tokens, max_rows), max_columns]
     pe_act_block *act_blocks;
-    float *gathered;         // [max_rows, max_columns]: the sampled rows
-    uint8_t *worker_scratch; // [threads, worker_bytes]
+    float *gathered;          // [max_rows, max_columns]: the sampled rows
+    uint8_t *worker_scratch;  // [threads, worker_bytes]
     size_t worker_bytes;
-    int32_t *tile_start;     // [max_pieces + 1]: first attention tile of each piece
-    pe_partial *partials;    // [max_split, max chunks, group]
-    int32_t max_split;       // (piece, KV head) pairs that may be cut by chunks
+    int32_t *tile_start;   // [max_pieces + 1]: first attention tile of each piece
+    pe_partial *partials;  // [max_split, max chunks, group]
+    int32_t max_split;     // (piece, KV head) pairs that may be cut by chunks
 
     bool (*poll)(void *ctx);
     void *poll_ctx;
     pe_tap tap;
     void *tap_ctx;
-    int32_t tap_op;          // -1: none
+    int32_t tap_op;  // -1: none
 };
 
 // K and V pages of one layer.

@@ -32,7 +32,7 @@ pe_status pe_fail(pe_error *err, pe_status code, const char *op, const char *for
 }
 
 pe_status pe_fail_file(pe_error *err, pe_status code, const char *path, const char *format, ...) {
-    enum { SHOWN = 200 }; // leaves room for the reason
+    enum { SHOWN = 200 };  // leaves room for the reason
     char reason[sizeof err->message];
     va_list args;
     va_start(args, format);

@@ -6,11 +6,11 @@
 #include "threads.h"
 
 enum {
-    SERIAL_FLOATS = 32768,     // element-wise work below this is done by the caller: waking others costs more
-    STREAM_BYTES = 32768,      // weights per item when few tokens share them: small, so that no thread waits for another
-    ITEM_PANELS = 8,           // panels per item when many tokens do
-    ITEM_TOKENS = 128,         // tokens per item then
-    SPLIT_CHUNKS = 8,          // attention chunks per item when a context is cut
+    SERIAL_FLOATS = 32768,  // element-wise work below this is done by the caller: waking others costs more
+    STREAM_BYTES = 32768,   // weights per item when few tokens share them: small, so that no thread waits for another
+    ITEM_PANELS = 8,        // panels per item when many tokens do
+    ITEM_TOKENS = 128,      // tokens per item then
+    SPLIT_CHUNKS = 8,       // attention chunks per item when a context is cut
 };
 
 typedef struct run {
@@ -54,7 +54,8 @@ static void embed_row(const run *r, int64_t t) {
 
 static void rms_norm_row(const run *r, int64_t t) {
     const int64_t n = in_width(r, 0);
-    r->k->rms_norm(in(r, 0) + t * n, r->m->vectors[r->op->weights[0]], (float)r->op->rms_norm.eps, n, out(r, 0) + t * n);
+    r->k->rms_norm(in(r, 0) + t * n, r->m->vectors[r->op->weights[0]], (float)r->op->rms_norm.eps, n,
+                   out(r, 0) + t * n);
 }
 
 static void rope_table_row(const run *r, int64_t t) {
@@ -130,7 +131,8 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
     // Token blocks outermost: their activations stay in cache while the panels pass.
     const int64_t groups = (w->n_panels + j->out[i].panels_per_item - 1) / j->out[i].panels_per_item;
     const int64_t p0 = inner % groups * j->out[i].panels_per_item, t0 = inner / groups * ITEM_TOKENS;
-    const int64_t p1 = least(p0 + j->out[i].panels_per_item, w->n_panels), t1 = blocks > 1 ? least(t0 + ITEM_TOKENS, j->rows) : j->rows;
+    const int64_t p1 = least(p0 + j->out[i].panels_per_item, w->n_panels),
+                  t1 = blocks > 1 ? least(t0 + ITEM_TOKENS, j->rows) : j->rows;
     if (j->f32) {
         float *scratch = (float *)(j->r->e->worker_scratch + (size_t)worker * j->r->e->worker_bytes);
         j->r->k->linear_f32(w, &j->act, j->out[i].bias, t0, t1, p0, p1, j->out[i].y, w->rows, scratch);
@@ -142,8 +144,12 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
 // y_i = x W_i^T + b_i over the op's weights; x: [rows, cols]
 static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, float *const *y) {
     const int64_t blocks = cols / PE_ACT_BLOCK + 1;
-    matmul j = {.r = r, .act = {.x = x, .ldx = cols, .ldq = cols, .ldb = blocks}, .rows = rows, .cols = cols,
-                .f32 = r->m->precision == PE_PRECISION_F32, .n_outputs = r->op->n_outputs};
+    matmul j = {.r = r,
+                .act = {.x = x, .ldx = cols, .ldq = cols, .ldb = blocks},
+                .rows = rows,
+                .cols = cols,
+                .f32 = r->m->precision == PE_PRECISION_F32,
+                .n_outputs = r->op->n_outputs};
     int64_t n_items = 0;
     bool integers = false;
     for (int i = 0; i < j.n_outputs; i++) {
@@ -202,8 +208,14 @@ static pe_kv_view view_of(const attention_job *j, int32_t piece) {
 
 static pe_attention attention_of(const attention_job *j, int32_t piece) {
     const int64_t ld = (int64_t)j->n_heads * j->kv.head_dim, first = j->r->s->first_token[piece] * ld;
-    return (pe_attention){.kv = view_of(j, piece), .q = in(j->r, 0) + first, .out = out(j->r, 0) + first, .ldq = ld, .ldo = ld,
-                          .start = j->r->s->pieces[piece].start, .n_heads = j->n_heads, .scale = j->scale};
+    return (pe_attention){.kv = view_of(j, piece),
+                          .q = in(j->r, 0) + first,
+                          .out = out(j->r, 0) + first,
+                          .ldq = ld,
+                          .ldo = ld,
+                          .start = j->r->s->pieces[piece].start,
+                          .n_heads = j->n_heads,
+                          .scale = j->scale};
 }
 
 static void write_item(void *ctx, int64_t item, int worker) {
@@ -259,8 +271,11 @@ static void merge_item(void *ctx, int64_t item, int worker) {
 
 static void run_attention(const run *r) {
     const pe_attention_parameters *p = &r->op->attention;
-    attention_job j = {.r = r, .kv = pe_engine_layer(r->e, (int32_t)p->layer), .n_heads = (int32_t)p->n_heads,
-                       .group = (int32_t)(p->n_heads / p->n_kv_heads), .scale = (float)p->scale};
+    attention_job j = {.r = r,
+                       .kv = pe_engine_layer(r->e, (int32_t)p->layer),
+                       .n_heads = (int32_t)p->n_heads,
+                       .group = (int32_t)(p->n_heads / p->n_kv_heads),
+                       .scale = (float)p->scale};
     const int64_t kv_width = 4 * p->n_kv_heads * p->head_dim, n_tokens = r->s->n_tokens;
     j.per_item = n_tokens * kv_width > SERIAL_FLOATS ? SERIAL_FLOATS / 2 / kv_width + 1 : n_tokens;
     pe_parallel(r->width, (n_tokens + j.per_item - 1) / j.per_item, write_item, &j);

@@ -4,8 +4,11 @@
 #include "formats/all.h"
 
 static const pe_format_row formats[] = {
-#define PE_FORMAT(NAME, type, values, bytes, cls, scales) \
-    {{#NAME, type, values, bytes, PE_CLASS_##cls != PE_CLASS_NONE}, PE_CLASS_##cls, PE_SCALES_##scales, PE_LANES_OF(NAME, cls)},
+#define PE_FORMAT(NAME, type, values, bytes, cls, scales)           \
+    {{#NAME, type, values, bytes, PE_CLASS_##cls != PE_CLASS_NONE}, \
+     PE_CLASS_##cls,                                                \
+     PE_SCALES_##scales,                                            \
+     PE_LANES_OF(NAME, cls)},
 #include "formats/formats.def"
 #undef PE_FORMAT
 };

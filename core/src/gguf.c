@@ -24,29 +24,29 @@
 
 // Limits, each well above any real model and far below memory.
 enum {
-    MAX_KV = 1 << 16, // metadata entries
+    MAX_KV = 1 << 16,  // metadata entries
     MAX_TENSORS = 1 << 17,
-    MAX_KEY = 65535,          // bytes; the format's own
-    MAX_KEYS_BYTES = 4 << 20, // all keys together
-    MAX_ARRAY = 1 << 22,      // elements; the largest vocabularies have 2^18 tokens and 2^19 merges
-    MAX_STRING = 256 << 20,   // bytes; some files carry a whole tokenizer.json
-    MAX_NAME = 64,            // bytes of a tensor's name; the format's own
+    MAX_KEY = 65535,           // bytes; the format's own
+    MAX_KEYS_BYTES = 4 << 20,  // all keys together
+    MAX_ARRAY = 1 << 22,       // elements; the largest vocabularies have 2^18 tokens and 2^19 merges
+    MAX_STRING = 256 << 20,    // bytes; some files carry a whole tokenizer.json
+    MAX_NAME = 64,             // bytes of a tensor's name; the format's own
     MAX_DIMS = 4,
     MAX_ALIGNMENT = 1 << 16,
 };
 
 // The fewest bytes that each can take in a file.
 enum {
-    HEADER_BYTES = 4 + 4 + 8 + 8,           // magic, version, n_tensors, n_kv
-    LEAST_KV = (8 + 1) + 4 + 1,             // key, type, value
-    LEAST_TENSOR = (8 + 1) + 4 + 8 + 4 + 8, // name, n_dims, one dimension, type, offset
+    HEADER_BYTES = 4 + 4 + 8 + 8,            // magic, version, n_tensors, n_kv
+    LEAST_KV = (8 + 1) + 4 + 1,              // key, type, value
+    LEAST_TENSOR = (8 + 1) + 4 + 8 + 4 + 8,  // name, n_dims, one dimension, type, offset
 };
 
 static const char TRUNCATED[] = "the file ends here; it is damaged or the download incomplete, pull it again";
 
 static const struct {
     const char *name;
-    uint8_t bytes; // 0: of no fixed size
+    uint8_t bytes;  // 0: of no fixed size
 } value_types[] = {
     [PE_GGUF_U8] = {"u8", 1},       [PE_GGUF_I8] = {"i8", 1},     [PE_GGUF_U16] = {"u16", 2},
     [PE_GGUF_I16] = {"i16", 2},     [PE_GGUF_U32] = {"u32", 4},   [PE_GGUF_I32] = {"i32", 4},
@@ -63,9 +63,9 @@ struct pe_gguf {
     pe_mapping file;
     uint32_t version;
     int64_t n_kv;
-    pe_kv *kv; // [n_kv], pointing into the file
+    pe_kv *kv;  // [n_kv], pointing into the file
     int64_t n_tensors;
-    pe_tensor *tensors; // [n_tensors]
+    pe_tensor *tensors;  // [n_tensors]
 };
 
 // ---- messages
@@ -75,7 +75,7 @@ struct pe_gguf {
 typedef struct reader {
     const pe_gguf *g;
     const uint8_t *at, *end;
-    char where[160]; // "key 'general.alignment'"
+    char where[160];  // "key 'general.alignment'"
     pe_error *err;
 } reader;
 
@@ -83,10 +83,8 @@ typedef struct reader {
 static const char *quote(char out[96], const void *text, size_t len) {
     size_t n = 0, i = 0;
     for (const uint8_t *s = text; i < len && n < 80; i++) {
-        if (s[i] >= 0x20 && s[i] < 0x7F)
-            out[n++] = (char)s[i];
-        else
-            n += (size_t)snprintf(out + n, 5, "\\x%02x", s[i]);
+        if (s[i] >= 0x20 && s[i] < 0x7F) out[n++] = (char)s[i];
+        else n += (size_t)snprintf(out + n, 5, "\\x%02x", s[i]);
     }
     strcpy(out + n, i < len ? "..." : "");
     return out;
@@ -141,7 +139,7 @@ static bool is_clean(const char *s, size_t len) {
                    : c >= 0xF0 && c < 0xF5 ? 3
                                            : -1;
         if (more < 0 || end - p < more) return false;
-        static const uint32_t least[] = {0x20, 0xA0, 0x800, 0x10000}; // shorter forms, and controls, are below
+        static const uint32_t least[] = {0x20, 0xA0, 0x800, 0x10000};  // shorter forms, and controls, are below
         uint32_t code = more == 0 ? c : c & (0x3Fu >> more);
         for (int i = 0; i < more; i++, p++) {
             if ((*p & 0xC0) != 0x80) return false;
@@ -273,7 +271,7 @@ static pe_status read_value(reader *r, pe_kv *kv) {
         pe_status status = read_strings(r, kv);
         if (status) return status;
     } else {
-        uint64_t bytes = kv->n * value_types[type].bytes; // at most 2^25
+        uint64_t bytes = kv->n * value_types[type].bytes;  // at most 2^25
         if (bytes > left(r))
             return BAD(r, "%llu x %s: %s", (unsigned long long)kv->n, value_types[type].name, TRUNCATED);
         for (uint64_t i = 0; type == PE_GGUF_BOOL && i < kv->n; i++)
@@ -348,7 +346,7 @@ static pe_status read_metadata(reader *r, pe_gguf *g) {
 // Tensor data and their offsets are aligned to this.
 static pe_status read_alignment(reader *r, const pe_gguf *g, uint32_t *out) {
     static const char key[] = "general.alignment";
-    *out = 32; // the format's default
+    *out = 32;  // the format's default
     for (int64_t i = 0; i < g->n_kv; i++) {
         const pe_kv *kv = &g->kv[i];
         if (kv->key_len != sizeof key - 1 || memcmp(kv->key, key, kv->key_len) != 0) continue;
@@ -433,7 +431,7 @@ static pe_status read_tensor(reader *r, pe_tensor *t, int64_t i, uint32_t alignm
 
 // Turns offsets into the data section into offsets in the file, which all data must lie in.
 static pe_status place_tensors(reader *r, pe_gguf *g, uint32_t alignment) {
-    uint64_t start = (uint64_t)(r->at - g->file.data); // at most SIZE_MAX / 2, so that this does not overflow:
+    uint64_t start = (uint64_t)(r->at - g->file.data);  // at most SIZE_MAX / 2, so that this does not overflow:
     start = (start + alignment - 1) / alignment * alignment;
     uint64_t room = g->file.size > start ? g->file.size - start : 0;
     for (int64_t i = 0; i < g->n_tensors; i++) {
@@ -529,10 +527,8 @@ pe_status pe_gguf_open(const char *path, pe_gguf **out, pe_error *err) {
     atomic_init(&g->references, 1);
     pe_status status = pe_os_map(path, &g->file, err);
     if (!status) status = read_file(g, err);
-    if (status)
-        pe_gguf_release(g);
-    else
-        *out = g;
+    if (status) pe_gguf_release(g);
+    else *out = g;
     return status;
 }
 

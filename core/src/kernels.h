@@ -7,8 +7,8 @@
 #include "formats.h"
 
 enum {
-    PE_ACT_BLOCK = 32,   // activations per scale
-    PE_CHUNK = 64,       // keys per attention partial
+    PE_ACT_BLOCK = 32,  // activations per scale
+    PE_CHUNK = 64,      // keys per attention partial
     PE_MAX_HEAD_DIM = 256,
 };
 
@@ -22,12 +22,12 @@ typedef struct pe_weight {
     pe_class cls;
     pe_scales scales;
     int32_t lanes;
-    int64_t rows, cols;    // outputs, inputs (K)
-    int64_t n_panels;      // ceil(rows / lanes); missing rows are zero
-    int64_t n_blocks;      // per panel
-    size_t block_bytes;    // of one panel block (all lanes)
-    size_t panel_bytes;    // n_blocks * block_bytes
-    size_t bytes;          // n_panels * panel_bytes, as allocated with a tail that prefetches may touch
+    int64_t rows, cols;  // outputs, inputs (K)
+    int64_t n_panels;    // ceil(rows / lanes); missing rows are zero
+    int64_t n_blocks;    // per panel
+    size_t block_bytes;  // of one panel block (all lanes)
+    size_t panel_bytes;  // n_blocks * block_bytes
+    size_t bytes;        // n_panels * panel_bytes, as allocated with a tail that prefetches may touch
     uint8_t *data;
 } pe_weight;
 
@@ -41,9 +41,9 @@ typedef struct pe_act_block {
 
 // The input of one op, made once for all its weights.
 typedef struct pe_act {
-    const float *x;              // [T, K], row stride ldx
+    const float *x;  // [T, K], row stride ldx
     int64_t ldx;
-    const int8_t *q;             // [T, K], row stride ldq; NULL when nothing integer reads it
+    const int8_t *q;  // [T, K], row stride ldq; NULL when nothing integer reads it
     int64_t ldq;
     const pe_act_block *blocks;  // [T, K / 32], row stride ldb
     int64_t ldb;
@@ -69,7 +69,7 @@ typedef struct pe_attention {
     const float *q;  // [tokens of the piece, n_heads * head_dim]
     float *out;      // same shape
     int64_t ldq, ldo;
-    int32_t start;   // position of the piece's first token
+    int32_t start;  // position of the piece's first token
     int32_t n_heads;
     float scale;
 } pe_attention;

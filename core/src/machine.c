@@ -16,9 +16,9 @@
 enum { PATH_BYTES = 4096 };
 
 typedef struct limits {
-    double cpus;        // quota / period; INT_MAX: unlimited
-    uint64_t memory;    // bytes
-    uint64_t available; // bytes left under the tightest limit; page cache counts as free, for it is given up on demand
+    double cpus;         // quota / period; INT_MAX: unlimited
+    uint64_t memory;     // bytes
+    uint64_t available;  // bytes left under the tightest limit; page cache counts as free, for it is given up on demand
 } limits;
 
 // ---- files of one cgroup
@@ -66,7 +66,7 @@ static void apply_memory(limits *l, const char *folder, uint64_t limit, const ch
 }
 
 static void read_v2(const char *folder, limits *l) {
-    char *text = read_in(folder, "cpu.max"); // "200000 100000" or "max 100000"
+    char *text = read_in(folder, "cpu.max");  // "200000 100000" or "max 100000"
     double quota, period;
     if (text && sscanf(text, "%lf %lf", &quota, &period) == 2) apply_cpu(l, quota, period);
     free(text);
@@ -83,7 +83,7 @@ static void read_v1_cpu(const char *folder, limits *l) {
 
 static void read_v1_memory(const char *folder, limits *l) {
     uint64_t limit = read_number(folder, "memory.limit_in_bytes");
-    if (limit >= (uint64_t)INT64_MAX / 2) limit = UINT64_MAX; // "no limit" is a number near 2^63, rounded to pages
+    if (limit >= (uint64_t)INT64_MAX / 2) limit = UINT64_MAX;  // "no limit" is a number near 2^63, rounded to pages
     const char *cache[2] = {"total_inactive_file", "total_active_file"};
     apply_memory(l, folder, limit, "memory.usage_in_bytes", cache);
 }
@@ -123,8 +123,8 @@ static bool cgroup_path(const char *cgroups, const char *controller, char out[PA
 }
 
 typedef struct mount {
-    char root[PATH_BYTES];  // the part of the hierarchy that is mounted: "/", or a container's own cgroup
-    char point[PATH_BYTES]; // where
+    char root[PATH_BYTES];   // the part of the hierarchy that is mounted: "/", or a container's own cgroup
+    char point[PATH_BYTES];  // where
 } mount;
 
 // Lines: "33 31 0:30 /root /point options - type source super,options".
@@ -157,7 +157,7 @@ static void read_hierarchy(const char *root, const char *cgroups, const char *mo
     size_t n = strlen(m.root);
     if (strcmp(m.root, "/") != 0 && strncmp(path, m.root, n) == 0 && (path[n] == '/' || path[n] == '\0'))
         below = path + n;
-    if (strstr(below, "/..")) below = ""; // outside of what this process can see
+    if (strstr(below, "/..")) below = "";  // outside of what this process can see
     int base = snprintf(folder, sizeof folder, "%s%s", root, m.point);
     int len = snprintf(folder, sizeof folder, "%s%s%s", root, m.point, strcmp(below, "/") == 0 ? "" : below);
     if (base < 0 || len < base || len >= PATH_BYTES) return;
@@ -188,7 +188,7 @@ void pe_machine_query_under(const char *root, pe_machine *out) {
     free(mounts);
 
     int32_t quota = (int32_t)l.cpus;
-    if (quota < l.cpus) quota++; // 1.5 processors keep two threads busy most of the time
+    if (quota < l.cpus) quota++;  // 1.5 processors keep two threads busy most of the time
     out->physical_cores = hw.physical_cores;
     out->cpu_limit = quota < hw.logical_cpus ? quota : hw.logical_cpus;
     out->default_threads = out->cpu_limit < out->physical_cores ? out->cpu_limit : out->physical_cores;

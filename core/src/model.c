@@ -84,9 +84,11 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
     pe_machine machine;
     pe_machine_query(&machine);
     if (m->bytes > machine.memory_available)
-        return pe_fail(err, PE_ERR_MEMORY, NULL,
-                       "%s: its weights need %.2f GB, %.2f GB of memory are free; close other programs or take a smaller "
-                       "quantization", pe_gguf_path(g), (double)m->bytes / 1e9, (double)machine.memory_available / 1e9);
+        return pe_fail(
+            err, PE_ERR_MEMORY, NULL,
+            "%s: its weights need %.2f GB, %.2f GB of memory are free; close other programs or take a smaller "
+            "quantization",
+            pe_gguf_path(g), (double)m->bytes / 1e9, (double)machine.memory_available / 1e9);
     return pack_all(m, g, use, o->threads > 0 ? o->threads : machine.default_threads, err);
 }
 

@@ -54,7 +54,7 @@ struct pe_model {
     int64_t *vector_size;  // [n_vectors]
     pe_layer *layers;      // [n_layers]
     int64_t n_vocab, max_columns;
-    uint64_t bytes;        // of matrices and vectors
+    uint64_t bytes;  // of matrices and vectors
 };
 
 extern const pe_op_info pe_op_infos[PE_N_OPS];

@@ -131,7 +131,7 @@ void pe_os_free(void *p, size_t bytes) {
 // The number of the first hardware thread of cpu's core, which stands for the core; cpu itself if the kernel tells
 // none.
 static long first_sibling(long cpu) {
-    static const char *const files[] = {"core_cpus_list", "thread_siblings_list"}; // new name, old name
+    static const char *const files[] = {"core_cpus_list", "thread_siblings_list"};  // new name, old name
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[96];
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/%s", cpu, files[i]);
@@ -185,13 +185,13 @@ static void query_memory(pe_os_hardware *out) {
     free(text);
 }
 
-#else // macOS
+#else  // macOS
 
 static int64_t sysctl_number(const char *name) {
     int64_t value = 0;
     size_t size = sizeof value;
     if (sysctlbyname(name, &value, &size, NULL, 0) != 0) return 0;
-    if (size == sizeof(int32_t)) { // some are 32 bits wide
+    if (size == sizeof(int32_t)) {  // some are 32 bits wide
         int32_t narrow;
         memcpy(&narrow, &value, sizeof narrow);
         return narrow;
@@ -267,7 +267,7 @@ static void make_slots_and_watch_fork(void) {
 
 static size_t slot_of(_Atomic uint32_t *word) {
     pthread_once(&slots_once, make_slots_and_watch_fork);
-    return ((uintptr_t)word >> 6) % SLOTS; // words that matter have a cache line of their own
+    return ((uintptr_t)word >> 6) % SLOTS;  // words that matter have a cache line of their own
 }
 
 void pe_os_wait(_Atomic uint32_t *word, uint32_t expected) {

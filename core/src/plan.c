@@ -26,16 +26,16 @@ static const int64_t MAX_WIDTH = 1 << 24;
 typedef struct checker {
     pe_model *m;
     const pe_gguf *g;
-    const pe_op *op;      // as given
-    pe_plan_op *to;       // being filled
+    const pe_op *op;  // as given
+    pe_plan_op *to;   // being filled
     pe_tensor_use *use;
     pe_error *err;
 } checker;
 
 #define BAD(c, ...) pe_fail((c)->err, PE_ERR_FILE, (c)->op->name, __VA_ARGS__)
-#define TRY(call)                         \
-    do {                                  \
-        const pe_status status_ = (call); \
+#define TRY(call)                             \
+    do {                                      \
+        const pe_status status_ = (call);     \
         if (status_ != PE_OK) return status_; \
     } while (0)
 
@@ -49,7 +49,8 @@ static pe_status set_width(checker *c, int output, int64_t width) {
 
 static pe_status want_width(checker *c, int input, int64_t width) {
     if (in_width(c, input) != width)
-        return BAD(c, "input %d has width %lld, %lld is needed", input, (long long)in_width(c, input), (long long)width);
+        return BAD(c, "input %d has width %lld, %lld is needed", input, (long long)in_width(c, input),
+                   (long long)width);
     return PE_OK;
 }
 
@@ -60,9 +61,11 @@ static pe_status matrix(checker *c, int i, int64_t cols, const pe_tensor **out) 
     if (t->n_dims > 2 || t->ne[2] != 1 || t->ne[3] != 1)
         return BAD(c, "tensor '%s' has %d dimensions, a matrix has 2", t->name, t->n_dims);
     if (cols && t->ne[0] != cols)
-        return BAD(c, "tensor '%s' has %lld columns, its input has %lld", t->name, (long long)t->ne[0], (long long)cols);
-    if (!f->runs) return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name,
-                                 "tensor '%s' is %s, which this version cannot run", t->name, f->name);
+        return BAD(c, "tensor '%s' has %lld columns, its input has %lld", t->name, (long long)t->ne[0],
+                   (long long)cols);
+    if (!f->runs)
+        return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name, "tensor '%s' is %s, which this version cannot run",
+                       t->name, f->name);
     if (t->ne[0] > MAX_WIDTH || t->ne[1] > MAX_WIDTH) return BAD(c, "tensor '%s' is too large", t->name);
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->matrix < 0) use->matrix = c->m->n_matrices++;
@@ -147,10 +150,12 @@ static pe_status check_attention(checker *c) {
     if (p->n_heads % p->n_kv_heads)
         return BAD(c, "%lld heads do not share %lld key heads evenly", (long long)p->n_heads, (long long)p->n_kv_heads);
     if (p->head_dim % 8 || p->head_dim > PE_MAX_HEAD_DIM)
-        return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name, "a head size of %lld: it must be a multiple of 8, at most %d",
-                       (long long)p->head_dim, PE_MAX_HEAD_DIM);
+        return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name,
+                       "a head size of %lld: it must be a multiple of 8, at most %d", (long long)p->head_dim,
+                       PE_MAX_HEAD_DIM);
     if (!(p->scale > 0 && p->scale < 1e6)) return BAD(c, "scale is %g", p->scale);
-    if (p->layer != c->m->n_layers) return BAD(c, "is layer %lld, layer %d is next", (long long)p->layer, c->m->n_layers);
+    if (p->layer != c->m->n_layers)
+        return BAD(c, "is layer %lld, layer %d is next", (long long)p->layer, c->m->n_layers);
     c->m->layers[c->m->n_layers++] = (pe_layer){(int32_t)p->n_kv_heads, (int32_t)p->head_dim};
     return set_width(c, 0, in_width(c, 0));
 }
@@ -195,10 +200,8 @@ static bool weight_optional(const pe_op_info *info, int i, int *per_output, bool
         const char *word = p;
         while (*p && *p != ' ') p++;
         if (p == word) break;
-        if (*word == '.')
-            *repeats = true;
-        else
-            optional[n++] = p[-1] == '?';
+        if (*word == '.') *repeats = true;
+        else optional[n++] = p[-1] == '?';
     }
     *per_output = n;
     return n && optional[i % n];
@@ -221,7 +224,8 @@ static pe_status check_arity(checker *c, const pe_op_info *info) {
         c->to->weights[i] = -1;
     }
     for (int i = 0; i < op->n_inputs; i++)
-        if (op->inputs[i] < 0 || op->inputs[i] >= c->m->n_values) return BAD(c, "input %d is not made by an earlier op", i);
+        if (op->inputs[i] < 0 || op->inputs[i] >= c->m->n_values)
+            return BAD(c, "input %d is not made by an earlier op", i);
     for (int i = 0; i < op->n_outputs; i++)
         if (op->outputs[i] != c->m->n_values + i)
             return BAD(c, "output %d is value %d, which is not new: values must not alias", i, op->outputs[i]);
@@ -258,7 +262,8 @@ pe_status pe_plan_validate(pe_model *m, const pe_gguf *g, const pe_op *ops, int3
         if (!op->name || !*op->name || strlen(op->name) >= sizeof m->ops[i].name)
             return pe_fail(err, PE_ERR_ARGUMENT, NULL, "op %d has no name of 1 to 63 bytes", i);
         checker c = {m, g, op, &m->ops[i], use, err};
-        if (op->kind < 0 || op->kind >= PE_N_OPS) return pe_fail(err, PE_ERR_ARGUMENT, op->name, "no op has kind %d", op->kind);
+        if (op->kind < 0 || op->kind >= PE_N_OPS)
+            return pe_fail(err, PE_ERR_ARGUMENT, op->name, "no op has kind %d", op->kind);
         m->n_ops = i + 1;
         c.to->kind = (pe_op_kind)op->kind;
         strcpy(c.to->name, op->name);
@@ -270,8 +275,7 @@ pe_status pe_plan_validate(pe_model *m, const pe_gguf *g, const pe_op *ops, int3
         memcpy(&c.to->embed, op->parameters, sizeof *c.to - offsetof(pe_plan_op, embed));
         TRY(checks[op->kind](&c));
         m->n_values += op->n_outputs;
-        if ((op->kind == PE_OP_LOGITS) != (i == n_ops - 1))
-            return BAD(&c, "a plan ends with its only logits op");
+        if ((op->kind == PE_OP_LOGITS) != (i == n_ops - 1)) return BAD(&c, "a plan ends with its only logits op");
         for (int k = 0; k < op->n_inputs; k++)
             if (m->max_columns < in_width(&c, k)) m->max_columns = in_width(&c, k);
     }

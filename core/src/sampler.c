@@ -18,12 +18,12 @@
 #include "pyedge.h"
 
 enum {
-    LANES = 16,              // logits per block: whole vectors on any machine
-    BINS = 2048,             // of 1 / BINS_PER_NAT each; the last one holds all that is farther
+    LANES = 16,   // logits per block: whole vectors on any machine
+    BINS = 2048,  // of 1 / BINS_PER_NAT each; the last one holds all that is farther
     BINS_PER_NAT = 32,
     FIRST_CANDIDATES = 256,  // room at create; a flat distribution makes it grow once
     MAX_VOCAB = 1 << 28,
-    MAX_LAST_N = 1 << 20,    // a longer window must say -1 (all)
+    MAX_LAST_N = 1 << 20,  // a longer window must say -1 (all)
     MAX_LOGPROBS = sizeof(((pe_sampled *)0)->top_tokens) / sizeof(int32_t),
 };
 
@@ -41,7 +41,7 @@ typedef struct candidate {
 typedef struct tally {  // of one token in the sequence
     int32_t in_window;  // among the last repeat_last_n tokens
     int32_t generated;
-    bool seen;          // listed in `distinct`
+    bool seen;  // listed in `distinct`
 } tally;
 
 struct pe_sampler {
@@ -49,13 +49,13 @@ struct pe_sampler {
     pe_sampling p;
     int32_t n_vocab;
     int32_t n_bias;
-    int32_t *bias_tokens;   // [n_bias]
-    float *bias_values;     // [n_bias]
-    float *adjusted;        // [n_vocab] logits after bias and penalties; NULL when there are none
-    tally *tallies;         // [n_vocab]; NULL without penalties
-    int32_t *distinct;      // [n_vocab] tokens with a tally, in order of first sight
+    int32_t *bias_tokens;  // [n_bias]
+    float *bias_values;    // [n_bias]
+    float *adjusted;       // [n_vocab] logits after bias and penalties; NULL when there are none
+    tally *tallies;        // [n_vocab]; NULL without penalties
+    int32_t *distinct;     // [n_vocab] tokens with a tally, in order of first sight
     int32_t n_distinct;
-    int32_t *window;        // [repeat_last_n] ring of the last tokens; NULL when unused or all count
+    int32_t *window;  // [repeat_last_n] ring of the last tokens; NULL when unused or all count
     int64_t n_accepted;
     candidate *candidates;  // [capacity]
     candidate *scratch;     // [capacity] the other half of the sort
@@ -493,8 +493,8 @@ static pe_status check_settings(const pe_sampling *p, int32_t n_vocab, const int
     if (!isfinite(p->frequency_penalty))
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "frequency_penalty must be finite, not %g", p->frequency_penalty);
     if (p->repeat_last_n < -1 || p->repeat_last_n > MAX_LAST_N)
-        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "repeat_last_n must be -1 (all) or from 0 to %d, not %d",
-                       MAX_LAST_N, p->repeat_last_n);
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "repeat_last_n must be -1 (all) or from 0 to %d, not %d", MAX_LAST_N,
+                       p->repeat_last_n);
     if (p->n_logprobs < -1 || p->n_logprobs > MAX_LOGPROBS)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "n_logprobs must be -1 (off) or from 0 to %d, not %d", MAX_LOGPROBS,
                        p->n_logprobs);
@@ -510,8 +510,8 @@ static pe_status check_settings(const pe_sampling *p, int32_t n_vocab, const int
     return PE_OK;
 }
 
-pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t *bias_tokens,
-                            const float *bias_values, int32_t n_bias, pe_sampler **out, pe_error *err) {
+pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t *bias_tokens, const float *bias_values,
+                            int32_t n_bias, pe_sampler **out, pe_error *err) {
     *out = NULL;
     const pe_status status = check_settings(p, n_vocab, bias_tokens, bias_values, n_bias, err);
     if (status != PE_OK) return status;

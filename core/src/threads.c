@@ -28,9 +28,9 @@ static struct pool {
     pe_task fn;            // the job: written before its ticket is
     void *ctx;
     _Alignas(64) _Atomic ticket now;
-    _Alignas(64) _Atomic uint32_t pending;   // items not yet done
+    _Alignas(64) _Atomic uint32_t pending;  // items not yet done
     _Atomic uint32_t caller_sleeps;
-    _Alignas(64) _Atomic uint32_t jobs;      // how many were published: what workers sleep on
+    _Alignas(64) _Atomic uint32_t jobs;  // how many were published: what workers sleep on
     _Atomic uint32_t sleepers;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -64,7 +64,8 @@ static void take_items(int worker) {
         ticket t = atomic_load_explicit(&pool.now, memory_order_acquire);
         do {
             if (ticket_next(t) >= ticket_items(t) || worker >= ticket_width(t)) return;
-        } while (!atomic_compare_exchange_weak_explicit(&pool.now, &t, t + 1, memory_order_acq_rel, memory_order_acquire));
+        } while (
+            !atomic_compare_exchange_weak_explicit(&pool.now, &t, t + 1, memory_order_acq_rel, memory_order_acquire));
         pool.fn(pool.ctx, ticket_next(t), worker);
         if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps)) pe_os_wake(&pool.pending, 1);
     }

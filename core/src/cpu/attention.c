@@ -126,7 +126,7 @@ PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, con
         memset(out[r]->acc, 0, (size_t)kv->head_dim * sizeof(float));
         if (n < common) common = n;
     }
-    float(*all[ROWS_PER_TILE])[PE_CHUNK];
+    float (*all[ROWS_PER_TILE])[PE_CHUNK];
     float *acc[ROWS_PER_TILE];
     for (int r = 0; r < R; r++) all[r] = &scores[r], acc[r] = out[r]->acc;
     value_rows(type, R, c, kv, 0, common, all, acc);
@@ -134,11 +134,11 @@ PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, con
         if (seen[r] > common) value_rows(type, 1, c, kv, common, seen[r], all + r, acc + r);
 }
 
-#define PARTIAL_FN(name, type, R)                                                                                \
-    __attribute__((flatten, noinline)) static void name(const chunk *c, const pe_kv_view *kv, float scale,       \
-                                                        const float *const *q, const int *seen,                  \
-                                                        pe_partial *const *out) {                                \
-        partial_rows(type, R, c, kv, scale, q, seen, out);                                                       \
+#define PARTIAL_FN(name, type, R)                                                                          \
+    __attribute__((flatten, noinline)) static void name(const chunk *c, const pe_kv_view *kv, float scale, \
+                                                        const float *const *q, const int *seen,            \
+                                                        pe_partial *const *out) {                          \
+        partial_rows(type, R, c, kv, scale, q, seen, out);                                                 \
     }
 PARTIAL_FN(partial_f32_1, PE_KV_F32, 1)
 PARTIAL_FN(partial_f32_2, PE_KV_F32, 2)
@@ -179,7 +179,7 @@ PE_INLINE int64_t row_offset(const pe_attention *a, int32_t kv_head, int group, 
 void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch) {
     const int group = a->n_heads / a->kv.n_kv_heads, rows = (t1 - t0) * group, head_dim = a->kv.head_dim;
     pe_partial *state = scratch, *fresh = scratch + pe_attention_rows(group);  // [rows], [ROWS_PER_TILE]
-    const int32_t last = a->start + t1 - 1;                            // position of the last query
+    const int32_t last = a->start + t1 - 1;                                    // position of the last query
     for (int32_t c = 0; c * PE_CHUNK <= last; c++) {
         chunk keys;
         const int32_t n = last + 1 - c * PE_CHUNK;

@@ -36,13 +36,13 @@ void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, p
 //   i8: 8 x 32 bytes; byte 4 * lane + c of part j holds k = 4 j + c
 //   floats: one block per k, [lanes]
 enum {
-    LAYOUT_D = 0,                  // f16 [lanes]
-    LAYOUT_M = 2 * VL,             // f16 [lanes]                  PE_SCALES_DM
-    LAYOUT_SUB = 2 * VL,           // int8 [16][lanes]             PE_SCALES_K16
-    LAYOUT_Q_D = 2 * VL,           // where the integers begin
+    LAYOUT_D = 0,         // f16 [lanes]
+    LAYOUT_M = 2 * VL,    // f16 [lanes]                  PE_SCALES_DM
+    LAYOUT_SUB = 2 * VL,  // int8 [16][lanes]             PE_SCALES_K16
+    LAYOUT_Q_D = 2 * VL,  // where the integers begin
     LAYOUT_Q_DM = 4 * VL,
     LAYOUT_Q_K16 = 18 * VL,
-    UNIT_U4 = 16 * VL,             // bytes of 32 k of integers
+    UNIT_U4 = 16 * VL,  // bytes of 32 k of integers
     UNIT_U6 = 24 * VL,
     UNIT_I8 = 32 * VL,
 };

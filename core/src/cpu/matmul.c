@@ -7,9 +7,9 @@
 
 enum {
     TOKENS_PER_TILE = 4,
-    PANELS_OF_ONE = 4,    // panels a lone token reads at once: as many streams from memory
-    PREFETCH = 1152,      // bytes ahead in each stream
-    TOKEN_BLOCK = 128,    // tokens whose activations stay in the second-level cache while panels pass
+    PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
+    PREFETCH = 1152,    // bytes ahead in each stream
+    TOKEN_BLOCK = 128,  // tokens whose activations stay in the second-level cache while panels pass
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -69,18 +69,16 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
                     int32_t halves[TOKENS_PER_TILE];
 #pragma GCC unroll 4
                     for (int r = 0; r < R; r++) halves[r] = halves_bits(ab[r] + 8 * b + u);
-                    dot_u6(from + LAYOUT_Q_K16 + u * unit_bytes, (const int8_t *)from + LAYOUT_SUB + 2 * VL * u, q, halves,
-                           256 * b + 32 * u, R, s);
+                    dot_u6(from + LAYOUT_Q_K16 + u * unit_bytes, (const int8_t *)from + LAYOUT_SUB + 2 * VL * u, q,
+                           halves, 256 * b + 32 * u, R, s);
 #pragma GCC unroll 4
                     for (int r = 0; r < R; r++)
                         sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][8 * b + u].d)), vi_to_f32(s[r]), sum[p][r]);
                 }
                 continue;
             }
-            if (cls == PE_CLASS_U4)
-                dot_u4(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
-            else
-                dot_i8(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
+            if (cls == PE_CLASS_U4) dot_u4(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
+            else dot_i8(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 if (scales == PE_SCALES_D && zero_bits) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][b].sum), zero_bits));
@@ -99,10 +97,8 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             float *to = y + (t + r) * ldy + row;
-            if (n >= VL)
-                vf_store(to, bias ? vf_add(sum[p][r], vf_load(bias + row)) : sum[p][r]);
-            else
-                vf_store_n(to, bias ? vf_add(sum[p][r], vf_load_n(bias + row, (int)n)) : sum[p][r], (int)n);
+            if (n >= VL) vf_store(to, bias ? vf_add(sum[p][r], vf_load(bias + row)) : sum[p][r]);
+            else vf_store_n(to, bias ? vf_add(sum[p][r], vf_load_n(bias + row, (int)n)) : sum[p][r], (int)n);
         }
     }
 }
@@ -153,16 +149,16 @@ PE_INLINE void float_tile(const pe_class cls, const int R, const int P, const ui
 typedef void tile_fn(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y,
                      int64_t ldy);
 
-#define INTEGER_TILE(name, cls, scales, R, P)                                                                     \
-    FLATTEN static void name(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel,    \
-                             float *y, int64_t ldy) {                                                             \
-        integer_tile(cls, scales, R, P, w, a, bias, t, panel, y, ldy);                                            \
+#define INTEGER_TILE(name, cls, scales, R, P)                                                                  \
+    FLATTEN static void name(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel, \
+                             float *y, int64_t ldy) {                                                          \
+        integer_tile(cls, scales, R, P, w, a, bias, t, panel, y, ldy);                                         \
     }
-#define FLOAT_TILE(name, cls, R, P)                                                                               \
-    FLATTEN static void name(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel,    \
-                             float *y, int64_t ldy) {                                                             \
-        float_tile(cls, R, P, w->data + (size_t)panel * w->panel_bytes, w->panel_bytes, w->cols, w->rows, a,      \
-                   bias, t, panel, y, ldy);                                                                       \
+#define FLOAT_TILE(name, cls, R, P)                                                                                   \
+    FLATTEN static void name(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t panel,        \
+                             float *y, int64_t ldy) {                                                                 \
+        float_tile(cls, R, P, w->data + (size_t)panel * w->panel_bytes, w->panel_bytes, w->cols, w->rows, a, bias, t, \
+                   panel, y, ldy);                                                                                    \
     }
 
 typedef struct tiles {
@@ -170,18 +166,18 @@ typedef struct tiles {
     tile_fn *streams;                  // one token, PANELS_OF_ONE panels
 } tiles;
 
-#define INTEGER_TILES(name, cls, scales)            \
-    INTEGER_TILE(name##_1, cls, scales, 1, 1)       \
-    INTEGER_TILE(name##_2, cls, scales, 2, 1)       \
-    INTEGER_TILE(name##_3, cls, scales, 3, 1)       \
-    INTEGER_TILE(name##_4, cls, scales, 4, 1)       \
+#define INTEGER_TILES(name, cls, scales)                  \
+    INTEGER_TILE(name##_1, cls, scales, 1, 1)             \
+    INTEGER_TILE(name##_2, cls, scales, 2, 1)             \
+    INTEGER_TILE(name##_3, cls, scales, 3, 1)             \
+    INTEGER_TILE(name##_4, cls, scales, 4, 1)             \
     INTEGER_TILE(name##_s, cls, scales, 1, PANELS_OF_ONE) \
     static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
-#define FLOAT_TILES(name, cls)            \
-    FLOAT_TILE(name##_1, cls, 1, 1)       \
-    FLOAT_TILE(name##_2, cls, 2, 1)       \
-    FLOAT_TILE(name##_3, cls, 3, 1)       \
-    FLOAT_TILE(name##_4, cls, 4, 1)       \
+#define FLOAT_TILES(name, cls)                  \
+    FLOAT_TILE(name##_1, cls, 1, 1)             \
+    FLOAT_TILE(name##_2, cls, 2, 1)             \
+    FLOAT_TILE(name##_3, cls, 3, 1)             \
+    FLOAT_TILE(name##_4, cls, 4, 1)             \
     FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE) \
     static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
 
@@ -230,18 +226,16 @@ static void unpack_panel(const pe_weight *w, int64_t panel, float *out) {
     for (int lane = 0; lane < VL; lane++) {
         const int64_t r = panel * VL + lane;
         float *column = out + w->cols * VL;  // one row, behind the panel
-        if (r < w->rows)
-            PE_FN(unpack_row)(w, r, column);
-        else
-            memset(column, 0, (size_t)w->cols * sizeof *column);
+        if (r < w->rows) PE_FN(unpack_row)(w, r, column);
+        else memset(column, 0, (size_t)w->cols * sizeof *column);
         for (int64_t k = 0; k < w->cols; k++) out[k * VL + lane] = column[k];
     }
 }
 
-#define REFERENCE_TILE(R)                                                                                          \
-    FLATTEN static void reference_##R(const float *panel_data, const pe_weight *w, const pe_act *a,                \
-                                      const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {        \
-        float_tile(PE_CLASS_F32, R, 1, (const uint8_t *)panel_data, 0, w->cols, w->rows, a, bias, t, panel, y, ldy); \
+#define REFERENCE_TILE(R)                                                                                              \
+    FLATTEN static void reference_##R(const float *panel_data, const pe_weight *w, const pe_act *a, const float *bias, \
+                                      int64_t t, int64_t panel, float *y, int64_t ldy) {                               \
+        float_tile(PE_CLASS_F32, R, 1, (const uint8_t *)panel_data, 0, w->cols, w->rows, a, bias, t, panel, y, ldy);   \
     }
 REFERENCE_TILE(1)
 REFERENCE_TILE(2)

@@ -66,10 +66,8 @@ static void pack_float(const pe_weight *w, const uint8_t *src, size_t size, int6
             const uint8_t *row = there ? src + (size_t)((p * VL + lane) * w->cols) * size : NULL;
             for (int64_t k = 0; k < w->cols; k++) {
                 uint8_t *to = out + ((size_t)k * VL + (size_t)lane) * size;
-                if (there)
-                    memcpy(to, row + (size_t)k * size, size);
-                else
-                    memset(to, 0, size);
+                if (there) memcpy(to, row + (size_t)k * size, size);
+                else memset(to, 0, size);
             }
         }
     }
@@ -83,10 +81,8 @@ void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, in
     case type: pack_float(w, src, bytes, p0, p1); return;
 #define PE_PACK_F16 PE_PACK_F32
 #define PE_PACK_BF16 PE_PACK_F32
-#define PE_PACK_U4(NAME, type, bytes, cls, scales)                                                           \
-    case type:                                                                                               \
-        pack_quantized(w, src, bytes, pe_lanes_##NAME, PE_CLASS_##cls, PE_SCALES_##scales, p0, p1); \
-        return;
+#define PE_PACK_U4(NAME, type, bytes, cls, scales) \
+    case type: pack_quantized(w, src, bytes, pe_lanes_##NAME, PE_CLASS_##cls, PE_SCALES_##scales, p0, p1); return;
 #define PE_PACK_I8 PE_PACK_U4
 #define PE_PACK_U6 PE_PACK_U4
 #define PE_FORMAT(NAME, type, values, bytes, cls, scales) PE_PACK_##cls(NAME, type, bytes, cls, scales)
@@ -117,7 +113,8 @@ void PE_FN(unpack_row)(const pe_weight *w, int64_t row, float *out) {
         if (w->scales == PE_SCALES_K16) {
             for (int k = 0; k < 256; k++) {
                 const float scale = d * (float)(int8_t)block[LAYOUT_SUB + VL * (k / 16) + lane];
-                *out++ = scale * (float)(unit_get(w->cls, block + LAYOUT_Q_K16 + k / 32 * UNIT_U6, lane, k % 32) - zero);
+                *out++ =
+                    scale * (float)(unit_get(w->cls, block + LAYOUT_Q_K16 + k / 32 * UNIT_U6, lane, k % 32) - zero);
             }
         } else if (w->scales == PE_SCALES_DM) {
             const float m = pe_f16_to_f32(pe_load_u16(block + LAYOUT_M + 2 * lane));

@@ -66,9 +66,11 @@ PE_INLINE void dot_u6(const uint8_t *w, const int8_t *sub, const int8_t *const *
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) {  // 8 k: two groups
             const vi lo = _mm256_loadu_si256((const vi *)(w + 64 * h + 32 * j));
-            const vi h0 = j ? hi : _mm256_slli_epi16(hi, 4), h1 = j ? _mm256_srli_epi16(hi, 2) : _mm256_slli_epi16(hi, 2);
+            const vi h0 = j ? hi : _mm256_slli_epi16(hi, 4),
+                     h1 = j ? _mm256_srli_epi16(hi, 2) : _mm256_slli_epi16(hi, 2);
             const vi w0 = _mm256_or_si256(_mm256_and_si256(lo, low4), _mm256_and_si256(h0, high2));
-            const vi w1 = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(lo, 4), low4), _mm256_and_si256(h1, high2));
+            const vi w1 =
+                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(lo, 4), low4), _mm256_and_si256(h1, high2));
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 const int8_t *a = q[r] + k + 16 * h + 8 * j;

@@ -36,7 +36,8 @@ PE_INLINE void dot_u6(const uint8_t *w, const int8_t *sub, const int8_t *const *
     for (int g = 0; g < 8; g++) {
         int8_t lanes[32];
         for (int i = 0; i < 32; i++) {
-            const int low = w[32 * (g / 2) + i] >> 4 * (g & 1) & 15, high = w[128 + 32 * (g / 4) + i] >> 2 * (g & 3) & 3;
+            const int low = w[32 * (g / 2) + i] >> 4 * (g & 1) & 15,
+                      high = w[128 + 32 * (g / 4) + i] >> 2 * (g & 3) & 3;
             lanes[i] = (int8_t)((low | high << 4) - 32);
         }
         for (int r = 0; r < R; r++) {

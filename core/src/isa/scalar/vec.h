@@ -24,8 +24,8 @@ typedef struct vi {
 
 PE_INLINE bool v_supported(void) { return true; }
 
-#define PE_MAP(type, expression) \
-    type out_;                   \
+#define PE_MAP(type, expression)       \
+    type out_;                         \
     PE_EACH out_.x[i_] = (expression); \
     return out_
 
