@@ -243,7 +243,7 @@ class Engine:
         for result in results:
             request = result.work.request
             if result.error is not None:
-                log.warning("request %d: %s", request.id, result.error)
+                log.info("request %d: %s", request.id, result.error)
                 request.error = result.error
                 self.scheduler.finish(request, "abort")
                 self._emit(TokenEvent(request.id, "", finish_reason="abort", error=result.error))

@@ -1,0 +1,147 @@
+"""The engine over the real core and a tiny model: the same tokens and log-probabilities, bit for bit, however made."""
+
+from pathlib import Path
+from typing import Any
+
+import fakecore
+import numpy as np
+import pytest
+from tinymodel import write_tiny_llama
+
+from pyedge import _core
+from pyedge.engine.engine import Engine, EngineConfig
+from pyedge.engine.request import Request
+from pyedge.engine.sampling_params import SamplingParams
+from pyedge.models import build_plan
+
+NAN = float("nan")
+PROMPTS = [[5 + (i * i + 7 * j) % 250 for j in range(n)] for i, n in enumerate((1, 7, 8, 9, 23, 40, 64))]
+PROMPTS += [[*PROMPTS[5][:24], 9, 9], [*PROMPTS[5], 8]]  # with beginnings in common
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> _core.Model:
+    path: Path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_tiny_llama(path, types="Q4_0", n_embd=96, n_head=6, n_kv=2, n_ff=128)
+    with _core.Gguf(path) as gguf:
+        return _core.Model(gguf, build_plan(gguf).ops, "fast", 2)
+
+
+def engine(model: _core.Model, **options: Any) -> Engine:
+    config = {"n_pages": 60, "max_model_len": 128, "page_size": 8, "max_tokens": 64, "max_sequences": 16, **options}
+    e = Engine(model, fakecore.Tokenizer(), EngineConfig(**config))
+    spoil_free_pages(e)
+    return e
+
+
+def spoil_free_pages(e: Engine) -> None:
+    """What holds nothing holds NaN, so that whoever reads it shows."""
+    pool = e.scheduler.pool
+    for page in pool._free:
+        if pool._identity[page] is None:
+            e._core.fill_page(page, NAN)
+
+
+def start(e: Engine, prompt: list[int], i: int) -> Request:
+    request = e.request(prompt, SamplingParams(seed=i, max_tokens=24, logprobs=5, repeat_penalty=1.1, temperature=1.5))
+    e.add(request)
+    return request
+
+
+def drain(e: Engine) -> None:
+    while e.has_work:
+        spoil_free_pages(e)
+        for event in e.step():
+            assert event.error is None, event.error
+        e.check_integrity()
+    assert e.scheduler.pool.n_used == 0
+
+
+@pytest.fixture(scope="module")
+def alone(model: _core.Model) -> list[Request]:
+    requests = []
+    for i, prompt in enumerate(PROMPTS):
+        e = engine(model, prefix_cache=False)
+        requests.append(start(e, prompt, i))
+        drain(e)
+    assert all(r.n_output == 24 or r.finish_reason == "stop" for r in requests)
+    return requests
+
+
+def same(requests: list[Request], alone: list[Request]) -> None:
+    for request, reference in zip(requests, alone, strict=True):
+        assert request.output_token_ids == reference.output_token_ids
+        assert request.logprobs == reference.logprobs  # floats, compared exactly
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prefix_cache": False},
+        {"max_tokens": 16},
+        {"max_tokens": 3, "max_sequences": 3},
+        {"max_tokens": 1, "max_sequences": 1},
+        {"n_pages": 12},
+        {"n_pages": 12, "max_tokens": 16, "prefix_cache": False},
+        {"page_size": 16},
+        {"page_size": 32},
+        {"threads": 1},
+    ],
+    ids=str,
+)
+def test_batched_is_alone(model: _core.Model, alone: list[Request], options: dict[str, Any]) -> None:
+    e = engine(model, **options)
+    requests = [start(e, prompt, i) for i, prompt in enumerate(PROMPTS)]
+    drain(e)
+    same(requests, alone)
+    if options.get("n_pages") == 12:
+        assert sum(request.metrics.preemptions for request in requests) > 0
+    again = [start(e, prompt, i) for i, prompt in enumerate(PROMPTS)]
+    drain(e)
+    same(again, alone)
+    if not options:
+        assert [r.metrics.cached_tokens for r in again] == [(len(prompt) - 1) // 8 * 8 for prompt in PROMPTS]
+
+
+def test_arrivals_and_aborts_in_between(model: _core.Model, alone: list[Request]) -> None:
+    e = engine(model, n_pages=24)
+    requests: list[Request] = []
+    for i, prompt in enumerate(PROMPTS):
+        requests.append(start(e, prompt, i))
+        intruder = start(e, [*prompt, 7, 7], 99)
+        for _ in range(3):
+            e.step()
+            spoil_free_pages(e)
+        e.abort(intruder)
+    drain(e)
+    same(requests, alone)
+
+
+def test_logits_are_the_same_wherever_they_come_from(model: _core.Model) -> None:
+    tokens = PROMPTS[6]
+    one_by_one = engine(model, max_sequences=1).logits(tokens)
+    e = engine(model, n_pages=40)
+    start(e, tokens, 0)
+    start(e, PROMPTS[4], 1)
+    for _ in range(3):
+        e.step()
+        spoil_free_pages(e)
+        assert np.array_equal(e.logits(tokens), one_by_one)
+    drain(e)
+    assert one_by_one.dtype == np.float32
+    assert one_by_one.shape == (64, model.n_vocab)
+    assert np.isfinite(one_by_one).all()
+
+
+def test_not_a_number_ends_the_request_that_has_it(model: _core.Model, alone: list[Request]) -> None:
+    e = engine(model)
+    bad, good = start(e, [5] * 20, 0), start(e, PROMPTS[5], 5)
+    e.step()
+    e._core.fill_page(bad.pages[0], NAN)
+    while e.has_work:
+        e.step()
+        e.check_integrity()
+    assert bad.finish_reason == "abort"
+    assert "blk.0.attn" in str(bad.error)
+    same([good], [alone[5]])
