@@ -293,9 +293,6 @@ class Engine:
 
     def _sampler(self, params: SamplingParams, *, ban_end: bool) -> _core.Sampler:
         bias = dict(params.logit_bias or {})
-        beyond = max(bias, default=0)
-        if beyond >= self.n_vocab:
-            raise ValueError(f"logit_bias: token {beyond} is not in the vocabulary of {self.n_vocab}")
         if ban_end:
             bias.update(dict.fromkeys(self._end_ids, -math.inf))
         sampler: _core.Sampler = self._make_sampler(

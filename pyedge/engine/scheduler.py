@@ -44,7 +44,7 @@ class Scheduler:
         prefix_cache: bool = True,
     ) -> None:
         if not 1 <= max_sequences <= max_tokens:
-            raise ValueError(f"max_tokens ({max_tokens}) must hold one token of each of {max_sequences} sequences")
+            raise ValueError(f"a step of {max_tokens} tokens cannot hold one of each of {max_sequences} sequences")
         self.pool = pool
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens

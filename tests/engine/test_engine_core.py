@@ -145,3 +145,13 @@ def test_not_a_number_ends_the_request_that_has_it(model: _core.Model, alone: li
     assert bad.finish_reason == "abort"
     assert "blk.0.attn" in str(bad.error)
     same([good], [alone[5]])
+
+
+def test_bias(model: _core.Model) -> None:
+    e = engine(model)
+    request = e.request([5, 6], SamplingParams(logit_bias={77: 1000.0, 78: -float("inf")}, max_tokens=4))
+    e.add(request)
+    drain(e)
+    assert request.output_token_ids == [77] * 4
+    with pytest.raises(ValueError, match=f"token {model.n_vocab} is not in the vocabulary"):
+        e.request([5, 6], SamplingParams(logit_bias={model.n_vocab: 1.0}))

@@ -175,5 +175,5 @@ def test_what_can_never_fit_is_refused_with_the_numbers(n_pages: int, n_prompt: 
 
 
 def test_each_sequence_has_its_token_in_a_step() -> None:
-    with pytest.raises(ValueError, match="max_tokens"):
+    with pytest.raises(ValueError, match="8 tokens cannot hold one of each of 9"):
         scheduler(max_sequences=9, max_tokens=8)
