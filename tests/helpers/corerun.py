@@ -74,6 +74,16 @@ class Runner:
         edges = [0, *cuts, len(tokens)]
         return np.concatenate([self.step([(0, a, b)], [tokens])[0] for a, b in pairwise(edges)])
 
+    def run_tapped(self, tokens: Sequence[int]) -> dict[str, list[np.ndarray]]:
+        """What every op makes, by its name: [T, width] each."""
+        seen: dict[str, list[np.ndarray]] = {}
+        for op in self.plan.ops:
+            outputs = seen[op.name] = []
+            self.engine.tap(op.name, lambda name, i, data, into=outputs: into.append(data.copy()))
+            self.run(tokens)
+        self.engine.tap(None)
+        return seen
+
 
 def some_tokens(n: int, n_vocab: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, n)]

@@ -8,7 +8,7 @@ blocks of 32 as the core does, and kv_type="f16" rounds keys and values, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -16,6 +16,7 @@ import numpy as np
 
 from pyedge import _core
 from pyedge.models import Plan
+from pyedge.models.plan import Op
 
 Array = np.ndarray  # float64
 Numbers = dict[str, int | float]
@@ -23,12 +24,12 @@ Numbers = dict[str, int | float]
 FLOAT_TYPES = {"F32", "F16", "BF16"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Context:
     tokens: Array  # [T]
     precision: str
     kv_type: str
-    weights: list[tuple[Array, str] | None] = field(default_factory=list)  # of the op at hand: values, type
+    weights: list[tuple[Array, str] | None]  # of the op at hand: values, type
 
     def weight(self, i: int) -> Array:
         found = self.weights[i]
@@ -150,15 +151,20 @@ class Oracle:
         }
 
     def __call__(self, tokens: Sequence[int], precision: str = "f32", kv_type: str = "f32") -> Reference:
-        context = Context(np.asarray(tokens), precision, kv_type)
         values: dict[int, Array] = {}
         outputs: dict[str, list[Array]] = {}
-        table = _core.ops()
         for op in self._plan.ops:
-            info = table[op.kind]
-            names = [p.partition(":")[2] for p in info.parameters.split()]
-            context.weights = [self._weights[w] if w >= 0 else None for w in op.weights]
-            made = OPS[info.name](context, [values[i] for i in op.inputs], dict(zip(names, op.parameters, strict=True)))
+            made = self.apply(op, [values[i] for i in op.inputs], tokens, precision, kv_type)
             values.update(zip(op.outputs, made, strict=True))
             outputs[op.name] = made
         return Reference(made[0], outputs)
+
+    def apply(
+        self, op: Op, inputs: list[Array], tokens: Sequence[int], precision: str = "f32", kv_type: str = "f32"
+    ) -> list[Array]:
+        """What one op makes of its inputs, [T, width] each."""
+        info = _core.ops()[op.kind]
+        names = [p.partition(":")[2] for p in info.parameters.split()]
+        weights = [self._weights[w] if w >= 0 else None for w in op.weights]
+        context = Context(np.asarray(tokens), precision, kv_type, weights)
+        return OPS[info.name](context, inputs, dict(zip(names, op.parameters, strict=True)))

@@ -14,7 +14,8 @@ from tinymodel import write_tiny_llama
 
 from pyedge import _core
 
-N_TOKENS = 150  # over two attention chunks of 64, and a part of one
+# Over two attention chunks of 64 and a part of one; over one on the slow scalar set.
+N_TOKENS = 70 if _core.active_isa() == "scalar" else 150
 
 # name -> write_tiny_llama's arguments
 SHAPES: dict[str, dict[str, Any]] = {
@@ -59,15 +60,15 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
     return write
 
 
-def worst(path: Path, precision: str = "f32", kv_type: str = "f32", page_size: int = 16) -> float:
-    """The largest difference of a logit from the oracle's, over their standard deviation (near 2 in these models)."""
+def difference(path: Path, precision: str = "f32", kv_type: str = "f32", page_size: int = 16) -> np.ndarray:
+    """Of every logit from the oracle's, over their standard deviation (near 2 in these models)."""
     runner = Runner(path, precision=precision, kv_type=kv_type, page_size=page_size)
     tokens = some_tokens(N_TOKENS, runner.model.n_vocab)
     expected = planref.Oracle(runner.plan, path)(tokens, precision, kv_type).logits
     found = runner.run(tokens)
     assert found.shape == expected.shape
     assert np.isfinite(found).all()
-    return float(np.abs(found - expected).max() / expected.std())
+    return np.abs(found - expected) / expected.std()
 
 
 def test_the_oracle_knows_every_op() -> None:
@@ -76,28 +77,53 @@ def test_the_oracle_knows_every_op() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_f32(write: Write, shape: str) -> None:
-    assert worst(write(**SHAPES[shape])) < 1e-4
+    assert difference(write(**SHAPES[shape])).max() < 5e-5
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 32])
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 def test_pages_and_cache_types(write: Write, page_size: int, kv_type: str) -> None:
     # A float32 key on the edge between two float16 numbers may fall either way, hence the second tolerance.
-    limit = 1e-4 if kv_type == "f32" else 1e-2
-    assert worst(write(**SHAPES["9-heads-3-kv-32"]), kv_type=kv_type, page_size=page_size) < limit
+    limit = 5e-5 if kv_type == "f32" else 3e-3
+    assert difference(write(**SHAPES["9-heads-3-kv-32"]), kv_type=kv_type, page_size=page_size).max() < limit
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_f32(write: Write, name: str) -> None:
-    assert worst(write(**WIDE, types=name)) < 1e-4
+    assert difference(write(**WIDE, types=name)).max() < 5e-5
 
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_mixes_f32(write: Write, mix: str) -> None:
-    assert worst(write(**WIDE, types=MIXES[mix])) < 1e-4
+    assert difference(write(**WIDE, types=MIXES[mix])).max() < 5e-5
+
+
+@pytest.mark.parametrize("precision", ["f32", "fast"])
+@pytest.mark.parametrize("name", [*FORMATS, *MIXES])
+def test_every_op_by_itself(write: Write, name: str, precision: str) -> None:
+    """Each op on the core's own inputs: 8-bit activations hide nothing here, since both round the same numbers."""
+    path = write(**WIDE, types=MIXES.get(name, name), bias=True, rope_factors=True)
+    runner = Runner(path, precision=precision)
+    oracle = planref.Oracle(runner.plan, path)
+    tokens = some_tokens(N_TOKENS, runner.model.n_vocab)
+    seen = runner.run_tapped(tokens)
+    values = dict[int, np.ndarray]()
+    for op in runner.plan.ops:
+        made = oracle.apply(op, [values[i] for i in op.inputs], tokens, precision)
+        for i, found, expected in zip(op.outputs, seen[op.name], made, strict=True):
+            worst_of_row = np.abs(found - expected).max(axis=-1) / expected.std()
+            # A value within float32's error of the edge between two steps of 1/127 may round either way.
+            on_edge = worst_of_row > 2e-5
+            assert on_edge.mean() <= (0.05 if precision == "fast" else 0), op.name
+            assert worst_of_row.max() < 0.02, op.name
+            # How the core lays out a table of cosines and sines is its own affair.
+            values[i] = expected if op.name == "rope_table" else found.astype(np.float64)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *MIXES])
 def test_formats_fast(write: Write, name: str) -> None:
-    # The oracle rounds activations to 8 bits as the core does; what is left are values on the edge between two steps.
-    assert worst(write(**WIDE, types=MIXES.get(name, name)), precision="fast", kv_type="f16") < 0.05
+    """Rounding on an edge (see above) spreads from layer to layer, so a whole model agrees only this far; the oracle
+    without rounding is three times as far away."""
+    found = difference(write(**WIDE, types=MIXES.get(name, name)), precision="fast", kv_type="f16")
+    assert np.sqrt((found**2).mean()) < 0.012
+    assert found.max() < 0.12

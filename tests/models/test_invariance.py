@@ -6,9 +6,6 @@ run.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -177,16 +174,3 @@ def test_rows_asked_for(runner: Runner, tokens: list[int], alone: np.ndarray) ->
     for rows in ([N_TOKENS - 1], [0], [3, 4, 40, 66]):
         runner.engine.step([(0, 0, N_TOKENS)], tokens, rows)
         assert_same(runner.engine.logits(), alone[rows], rows)
-
-
-@pytest.mark.skipif("PYEDGE_ISA" in os.environ, reason="this run is for one instruction set")
-@pytest.mark.parametrize("isa", [name for name, supported in _core.isas() if supported])
-def test_every_other_instruction_set(isa: str) -> None:
-    """The whole file once more, with that set forced."""
-    if isa == _core.active_isa():
-        return  # this run
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(Path(__file__))]
-    done = subprocess.run(
-        command, env=os.environ | {"PYEDGE_ISA": isa}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -169,7 +169,11 @@ def test_ignored_tensors_are_accepted(tmp_path: Path) -> None:
         ("blk.1.ffn_down.weight", (64, 80), r"80 columns, but blk.1.silu_mul is 96 wide"),
         ("output.weight", (280, 64), r"output.weight: 280 rows, but the vocabulary has 281"),
         ("output.weight", (281, 60), r"output.weight: 60 columns, but output_norm is 64 wide"),
-        ("token_embd.weight", (281, 2, 64), r"tokenizer.ggml.tokens: 281 tokens, but token_embd.weight has only 2 rows"),
+        (
+            "token_embd.weight",
+            (281, 2, 64),
+            r"tokenizer.ggml.tokens: 281 tokens, but token_embd.weight has only 2",
+        ),
         ("blk.0.attn_q.weight", (64, 2, 64), r"blk.0.attn_q.weight: 3 dimensions"),
         ("blk.0.attn_q.bias", (63,), r"blk.0.attn_q.bias: shape \[1, 63\], where a vector of 64"),
         ("rope_freqs.weight", (7,), r"rope_freqs.weight: shape \[1, 7\], where a vector of 8"),
