@@ -89,6 +89,8 @@ def _log(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         root = logging.getLogger("pyedge")
         root.handlers[:] = [handler]
         root.setLevel(logging.DEBUG if value else logging.WARNING)
+        # What the engine warns of comes here as an exception too, and is said once.
+        logging.getLogger("pyedge.engine").setLevel(logging.NOTSET if value else logging.ERROR)
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -170,15 +170,19 @@ class Chat:
     @contextmanager
     def _display(self) -> Iterator[Callable[[str], None]]:
         """Shows the pieces of an answer: Markdown on a terminal, else the text as it is."""
-        from pyedge.cli.terminal import harmless
+        from pyedge.cli.terminal import harmless, silent_keys
 
         if sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
             from rich.console import Console
 
             from pyedge.cli.markdown import MarkdownStream
 
-            with MarkdownStream(Console()) as stream:
-                yield stream.feed
+            console = Console()
+            try:
+                with silent_keys(), MarkdownStream(console) as stream:
+                    yield stream.feed
+            finally:
+                console.print()
             return
 
         def write(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,24 @@ _PICTURES |= {0x0D: None, 0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFF
 def harmless(text: str) -> str:
     """Text as it may be written to a terminal."""
     return text.translate(_PICTURES)
+
+
+@contextmanager
+def silent_keys() -> Iterator[None]:
+    """What is typed meanwhile waits to be read and is not echoed, where it would break what is drawn. Ctrl-C works."""
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, termios.error):  # no terminal
+        yield
+        return
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def test_answers_are_streamed_and_remembered(model: Model) -> None:
 
 
 def test_the_default_model_is_used_without_a_name(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    located = []
+    located: list[str] = []
     monkeypatch.setattr(chat, "locate", located.append)
     assert CliRunner().invoke(cli, ["chat"], input="hi\n").exit_code == 0
     assert located == ["smollm2:135m"]

@@ -1,0 +1,192 @@
+"""`pyedge run` on a tiny random model: the same tokens as the Python API, in every form of output."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from program import ELSEWHERE, PROGRAM, environment
+from tinymodel import write_tiny_llama
+
+from pyedge import LLM, SamplingParams
+from pyedge.cli import cli
+
+GREEDY = ("--temp", "0", "-n", "12")
+PARAMS = SamplingParams(temperature=0, max_tokens=12)
+PROMPT = "the and 123 there"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "bare.gguf", chat_template=None)
+
+
+def run(*args: object, given: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(cli, ["run", *map(str, args)], input=given)
+
+
+def test_the_answer_is_the_apis(tiny: Path) -> None:
+    with LLM(tiny) as llm:
+        messages = [{"role": "system", "content": "S"}, {"role": "user", "content": PROMPT}]
+        chat, raw = llm.chat(messages, PARAMS), llm.generate(PROMPT, PARAMS)[0]
+    result = run(tiny, PROMPT, "--system", "S", *GREEDY)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.removesuffix("\n") == chat.text.removesuffix("\n")
+    assert run(tiny, PROMPT, "--raw", *GREEDY).stdout.removesuffix("\n") == raw.text.removesuffix("\n")
+    document = json.loads(run(tiny, PROMPT, "--raw", *GREEDY, "--json").stdout)
+    assert document["text"] == raw.text
+    assert document["token_ids"] == raw.token_ids
+    assert document["prompt_token_ids"] == raw.prompt_token_ids
+    assert document["finish_reason"] == raw.finish_reason
+    assert document["model"] == str(tiny)
+    assert document["logprobs"] is None
+    assert document["cached_tokens"] == 0
+    assert document["ttft_s"] > 0
+
+
+def test_standard_input_is_the_prompt(tiny: Path) -> None:
+    assert run(tiny, "-", *GREEDY, given=PROMPT + "\n").stdout == run(tiny, PROMPT, *GREEDY).stdout
+    result = run(tiny, "-", *GREEDY, given=b"caf\xe9")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: standard input: byte 3 is not UTF-8; give text in that encoding\n",
+    )
+
+
+def test_a_prompt_that_is_no_text_is_wrong_usage(tiny: Path) -> None:
+    assert run(tiny, "caf\udce9").exit_code == 2
+
+
+def test_a_model_without_a_template_runs_raw_with_a_note(bare: Path) -> None:
+    result = run(bare, PROMPT, *GREEDY)
+    assert result.exit_code == 0
+    assert result.stderr == f"note: {bare} has no chat template, so the prompt runs raw\n"
+    assert result.stdout == run(bare, PROMPT, "--raw", *GREEDY).stdout
+
+
+def test_raw_has_no_system_message(tiny: Path) -> None:
+    assert run(tiny, PROMPT, "--raw", "--system", "S").exit_code == 2
+
+
+def test_logprobs(tiny: Path) -> None:
+    with LLM(tiny) as llm:
+        expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=4, logprobs=3))[0].logprobs
+    assert expected is not None
+    args = (tiny, PROMPT, "--raw", "--temp", 0, "-n", 4, "--logprobs", 3)
+    document = json.loads(run(*args, "--json").stdout)
+    for step, token, want in zip(document["logprobs"], document["token_ids"], expected, strict=True):
+        assert step["token_id"] == token
+        assert {t["token_id"]: t["logprob"] for t in step["top"]} == want
+        assert [t["logprob"] for t in step["top"]] == sorted(want.values(), reverse=True)
+    result = run(*args)
+    assert len(result.stderr.splitlines()) == 4
+    assert result.stderr.splitlines()[0].split()[0] == f"{document['logprobs'][0]['logprob']:.4f}"
+
+
+def test_seeds_and_settings_reach_the_engine(tiny: Path) -> None:
+    args = (tiny, PROMPT, "--raw", "-n", 16, "--temp", 5, "--top-k", 0, "--top-p", 1, "--min-p", 0)
+    assert run(*args, "--seed", 1).stdout == run(*args, "--seed", 1).stdout != run(*args, "--seed", 2).stdout
+    one = run(*args, "--seed", 1, "--top-k", 1).stdout
+    assert one == run(*args, "--seed", 2, "--top-k", 1).stdout
+    stop = one[2:4]
+    assert run(*args, "--top-k", 1, "--stop", stop).stdout == one[: one.index(stop)] + "\n"
+
+
+def test_a_full_context_is_noted(tiny: Path) -> None:
+    result = run(tiny, PROMPT, "--raw", "--ctx", 32, "--temp", 0, "--seed", 3)
+    assert result.exit_code == 0
+    assert "note: the context of 32 tokens is full" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "part"),
+    [
+        (["--ctx", "8"], 1, "8"),
+        (["--ctx", "100000"], 1, "100000"),
+        (["--device", "cuda"], 1, "cuda"),
+        (["--temp", "-1"], 2, "temperature"),
+        (["--top-p", "2"], 2, "top_p"),
+        (["-n", "-5"], 2, "max_tokens"),
+        (["--stop", ""], 2, "stop"),
+        (["--logprobs", "65"], 2, "logprobs"),
+    ],
+)
+def test_bad_values_are_refused(tiny: Path, args: list[str], code: int, part: str) -> None:
+    result = run(tiny, PROMPT * 20, *args)
+    assert result.exit_code == code
+    assert part in result.stderr
+    assert result.stdout == ""
+    assert code == 2 or result.stderr.count("\n") == 1
+
+
+def test_a_broken_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    result = run(path, "x")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {path}: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_tokens_are_no_error(tiny: Path) -> None:
+    assert (run(tiny, PROMPT, "-n", 0).exit_code, run(tiny, PROMPT, "-n", 0).stdout) == (0, "\n")
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose context takes it a while to fill."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "endless.gguf", context=60_000)
+
+
+def start(path: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*PROGRAM, "run", str(path), PROMPT, "--raw", "--temp", "0"],
+        env=environment(),
+        cwd=ELSEWHERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_ctrl_c_ends_it_with_130(endless: Path) -> None:
+    process = start(endless)
+    assert process.stdout is not None
+    assert process.stdout.read(1) != b""
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == b""
+
+
+def test_a_reader_that_leaves_ends_it_quietly(endless: Path) -> None:
+    process = start(endless)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=30) in (1, 141)
+
+
+def test_an_answer_on_a_terminal_cannot_steer_it(tiny: Path) -> None:
+    """The random model writes control bytes soon enough; on a pipe they come as they are."""
+    pty = pytest.importorskip("pexpect").spawn(
+        sys.executable, [*PROGRAM[1:], "run", str(tiny), PROMPT, "--raw", "--temp", "9", "--top-k", "0", "--top-p", "1",
+                         "--min-p", "0", "--seed", "1", "-n", "300"],
+        env=environment(TERM="xterm"), cwd=ELSEWHERE, timeout=30,
+    )  # fmt: skip
+    shown = pty.read()
+    pty.close()
+    assert pty.exitstatus == 0
+    assert len(shown) > 300
+    assert not set(shown) & ({*range(0x20), 0x7F} - {0x09, 0x0A, 0x0D})
+    assert os.linesep.encode() in shown
