@@ -43,8 +43,8 @@ class BuildCore(build_ext):
             objects = toolchain.compile_all(CORE, Path(self.build_temp), bindings=True, includes=includes)
         except FileNotFoundError as e:
             raise CompileError(
-                f"{e.filename}: no such compiler; install one for C and C++ (on Debian: apt-get install g++ python3-dev),"
-                " or name it in CC and CXX"
+                f"{e.filename}: there is no such compiler; install one for C and C++ (on Debian: apt-get install g++"
+                " python3-dev), or name it in CC and CXX"
             ) from e
         except subprocess.CalledProcessError as e:
             raise CompileError("the core does not compile; the compiler says above why") from e
