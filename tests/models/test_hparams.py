@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tinymodel import write_tiny_llama
 
 from pyedge import ModelError, _core
@@ -41,12 +43,12 @@ def test_lists_of_one_value_per_layer(tmp_path: Path) -> None:
         hparams_of(tmp_path, keys={"llama.feed_forward_length": [96, 80]})
 
 
-@pytest.mark.parametrize("given", [{"llama.context_length": 0}, {"llama.context_length": None}])
+@pytest.mark.parametrize("length", [0, None])
 def test_no_context_length_gets_a_default_and_says_so(
-    tmp_path: Path, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, length: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="pyedge.models"):
-        assert hparams_of(tmp_path, keys=given).context_length == DEFAULT_CONTEXT
+        assert hparams_of(tmp_path, keys={"llama.context_length": length}).context_length == DEFAULT_CONTEXT
     assert "llama.context_length" in caplog.text
 
 
@@ -158,3 +160,29 @@ def test_modules_that_are_no_families_are_no_architectures(tmp_path: Path, name:
 def test_extra_tensors_of_one_more_block_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"llama.block_count: 2 does not fit the file, which has tensors of 10 blocks"):
         hparams_of(tmp_path, extra={"blk.9.attn_norm.weight": np.ones(64)})
+
+
+KEYS = [
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "expert_count"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear"),
+]
+ANY_NUMBER = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200) | st.floats(width=32)
+ANY_VALUE = ANY_NUMBER | st.booleans() | st.text(max_size=9) | st.lists(st.integers(0, 99), min_size=1, max_size=3)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), ANY_VALUE, min_size=1, max_size=3))
+def test_any_values_are_planned_or_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Nothing but ModelError comes out, and what is accepted is in range."""
+    h, refusal = None, ""
+    try:
+        h = hparams_of(tmp_path, keys={f"llama.{key}": value for key, value in values.items()})
+    except ModelError as e:
+        refusal = str(e)
+    assert "\n" not in refusal
+    if h is not None:
+        assert h.n_heads * h.head_dim == h.d_model == 64
+        assert 0 < h.n_rot <= h.head_dim
+        assert h.context_length > 0
