@@ -54,4 +54,6 @@ def build_plan(gguf: _core.Gguf) -> Plan:
         family.build(p, h)
         return p.finish(family.IGNORED)
     except ModelError as e:
+        if str(e).startswith(gguf.path):  # the loader's own errors name the file
+            raise
         raise ModelError(f"{gguf.path}: {e}") from None

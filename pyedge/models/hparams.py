@@ -157,11 +157,10 @@ def _n_vocab(gguf: _core.Gguf, keys: Keys, d_model: int) -> int:
     columns, rows = (*gguf.tensors[index].shape, 1)[:2]
     if columns != d_model:
         raise keys.fail("embedding_length", d_model, f"is not the width of token_embd.weight, {columns}")
-    tokens = gguf.get("tokenizer.ggml.tokens", [])
-    if not isinstance(tokens, list):
-        raise ModelError("tokenizer.ggml.tokens: not a list")
-    if len(tokens) > rows:
-        raise ModelError(f"tokenizer.ggml.tokens: {len(tokens)} tokens, but token_embd.weight has only {rows} rows")
+    key = "tokenizer.ggml.tokens"
+    n_tokens = len(gguf.bytes(key)) if key in gguf else 0
+    if n_tokens > rows:
+        raise ModelError(f"{key}: {n_tokens} tokens, but token_embd.weight has only {rows} rows")
     return rows
 
 

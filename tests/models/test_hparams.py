@@ -125,6 +125,12 @@ def test_more_tokens_than_rows_are_refused_and_fewer_are_padding(tmp_path: Path)
     assert hparams_of(tmp_path, n_vocab=300).n_vocab == 300
 
 
+def test_tokens_that_are_no_strings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.tokens") as e:
+        hparams_of(tmp_path, keys={"tokenizer.ggml.tokens": [1, 2, 3]})
+    assert str(e.value).count("m.gguf") == 1
+
+
 def test_a_file_without_a_tokenizer_can_be_planned(tmp_path: Path) -> None:
     assert hparams_of(tmp_path, tokenizer=False).n_vocab == 281
 
