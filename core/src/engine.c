@@ -138,7 +138,7 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
             if (g > group) group = g;
         }
     const size_t chunks = ((size_t)o->max_pages_per_sequence * (size_t)o->page_size + PE_CHUNK - 1) / PE_CHUNK;
-    const size_t unpack = columns * (size_t)(m->kernels->lanes + 1) * sizeof(float);
+    const size_t unpack = columns * (size_t)m->kernels->lanes * sizeof(float);
     const size_t attend = (size_t)pe_attention_scratch(group) * sizeof(pe_partial);
     size_t at = 0;
     e->step.pieces = part(base, &at, pieces * sizeof(pe_piece));

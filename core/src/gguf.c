@@ -197,7 +197,7 @@ static pe_status read_header(reader *r, pe_gguf *g) {
             r, "the file has only %zu bytes, less than a GGUF header; the download may be incomplete, pull it again",
             size);
 
-    uint64_t n_tensors, n_kv;
+    uint64_t n_tensors = 0, n_kv = 0;
     r->at += sizeof magic;
     take(r, &g->version, sizeof g->version);
     take(r, &n_tensors, sizeof n_tensors);

@@ -88,7 +88,7 @@ typedef struct pe_kernels {
     // y[t, row] = sum over k of w[row, k] * x[t, k], + bias[row], for tokens [t0, t1) and panels [p0, p1).
     void (*linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                    int64_t p1, float *y, int64_t ldy);
-    // The same with float activations for every class. scratch: [cols * (lanes + 1)]
+    // The same with float activations for every class. scratch: [cols, lanes]
     void (*linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                        int64_t p1, float *y, int64_t ldy, float *scratch);
 

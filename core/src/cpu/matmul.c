@@ -221,17 +221,6 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
 
 // ---- the reference path ----------------------------------------------------------------------------------------------
 
-// Unpacks a panel to float32 [cols][lanes].
-static void unpack_panel(const pe_weight *w, int64_t panel, float *out) {
-    for (int lane = 0; lane < VL; lane++) {
-        const int64_t r = panel * VL + lane;
-        float *column = out + w->cols * VL;  // one row, behind the panel
-        if (r < w->rows) PE_FN(unpack_row)(w, r, column);
-        else memset(column, 0, (size_t)w->cols * sizeof *column);
-        for (int64_t k = 0; k < w->cols; k++) out[k * VL + lane] = column[k];
-    }
-}
-
 #define REFERENCE_TILE(R)                                                                                              \
     FLATTEN static void reference_##R(const float *panel_data, const pe_weight *w, const pe_act *a, const float *bias, \
                                       int64_t t, int64_t panel, float *y, int64_t ldy) {                               \
@@ -247,7 +236,7 @@ void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, i
     static void (*const tile[])(const float *, const pe_weight *, const pe_act *, const float *, int64_t, int64_t,
                                 float *, int64_t) = {reference_1, reference_2, reference_3, reference_4};
     for (int64_t p = p0; p < p1; p++) {
-        unpack_panel(w, p, scratch);
+        PE_FN(unpack_panel)(w, p, scratch);
         for (int64_t t = t0; t < t1; t += TOKENS_PER_TILE) {
             const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;
             tile[n - 1](scratch, w, a, bias, t, p, y, ldy);

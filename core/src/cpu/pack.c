@@ -124,3 +124,44 @@ void PE_FN(unpack_row)(const pe_weight *w, int64_t row, float *out) {
         }
     }
 }
+
+// The integers of all lanes at k (0..31) of a unit.
+PE_INLINE vi unit_lanes(pe_class cls, const uint8_t *unit, int k) {
+    const int g = k / 4, c = k % 4;
+    if (cls == PE_CLASS_I8) return vi_byte(vi_load((const int32_t *)(unit + 4 * VL * g)), c);
+    const vi low = vi_shr(vi_load((const int32_t *)(unit + 4 * VL * (g / 2))), 8 * c + 4 * (g & 1));
+    if (cls == PE_CLASS_U4) return vi_and(low, vi_set1(15));
+    const vi high = vi_shr(vi_load((const int32_t *)(unit + UNIT_U4 + 4 * VL * (g / 4))), 8 * c + 2 * (g & 3));
+    return vi_or(vi_and(low, vi_set1(15)), vi_shl(vi_and(high, vi_set1(3)), 4));
+}
+
+// The same numbers as unpack_row gives, bit for bit, a lane per row.
+void PE_FN(unpack_panel)(const pe_weight *w, int64_t panel, float *out) {
+    const uint8_t *block = w->data + (size_t)panel * w->panel_bytes;
+    const vi zero = vi_set1(pe_class_zero(w->cls));
+    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
+        const uint16_t *halves = (const uint16_t *)block;
+        if (w->cls == PE_CLASS_F32 || w->cls == PE_CLASS_F16 || w->cls == PE_CLASS_BF16) {
+            vf_store(out, w->cls == PE_CLASS_F32   ? vf_load((const float *)block)
+                          : w->cls == PE_CLASS_F16 ? vf_load_f16(halves)
+                                                   : vf_load_bf16(halves));
+            out += VL;
+            continue;
+        }
+        const vf d = vf_load_f16(halves);
+        if (w->scales == PE_SCALES_K16) {
+            for (int k = 0; k < 256; k++, out += VL) {
+                const vf scale = vf_mul(d, vi_to_f32(vi_load_i8((const int8_t *)block + LAYOUT_SUB + VL * (k / 16))));
+                const vi q = unit_lanes(w->cls, block + LAYOUT_Q_K16 + k / 32 * UNIT_U6, k % 32);
+                vf_store(out, vf_mul(scale, vi_to_f32(vi_sub(q, zero))));
+            }
+        } else if (w->scales == PE_SCALES_DM) {
+            const vf m = vf_load_f16(halves + VL);
+            for (int k = 0; k < 32; k++, out += VL)
+                vf_store(out, vf_add(vf_mul(d, vi_to_f32(unit_lanes(w->cls, block + LAYOUT_Q_DM, k))), m));
+        } else {
+            for (int k = 0; k < 32; k++, out += VL)
+                vf_store(out, vf_mul(d, vi_to_f32(vi_sub(unit_lanes(w->cls, block + LAYOUT_Q_D, k), zero))));
+        }
+    }
+}

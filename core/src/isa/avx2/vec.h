@@ -68,6 +68,13 @@ PE_INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 PE_INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 PE_INLINE vi vi_max(vi a, vi b) { return _mm256_max_epi32(a, b); }
 #define vi_shl(x, bits) _mm256_slli_epi32(x, bits)
+PE_INLINE vi vi_shr(vi x, int bits) { return _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits)); }  // logical
+PE_INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+PE_INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
+PE_INLINE vi vi_load_i8(const int8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+PE_INLINE vi vi_byte(vi x, int c) {  // byte c of each lane, sign-extended
+    return _mm256_srai_epi32(_mm256_sll_epi32(x, _mm_cvtsi32_si128(24 - 8 * c)), 24);
+}
 PE_INLINE int32_t vi_hmax(vi x) {
     __m128i a = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
