@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,7 +19,6 @@ from pyedge import _core, store
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
-from pyedge.errors import ModelError
 from pyedge.models import build_plan
 from pyedge.tokenizers import Tokenizer
 
@@ -135,7 +134,8 @@ class LLM:
         the model's begin-of-text token is added where it wants one: a raw prompt is the caller's own. (In `chat`,
         control tokens in a message stay text.) params: for all, or one for each prompt.
         """
-        each = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        one = isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable)
+        each = [prompts] if one else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             rules = [params or SamplingParams()] * len(each)
         else:
@@ -298,7 +298,7 @@ def _plan_cache(
         what = f"the KV cache of {n_pages * page_size} tokens takes {_megabytes(n_pages * page_bytes)}, which"
         remedy = "max_model_len"
     if n_pages * page_bytes > available:
-        raise ModelError(f"{what} is more than the {_megabytes(available)} of memory available; use a smaller {remedy}")
+        raise ValueError(f"{what} is more than the {_megabytes(available)} of memory available; use a smaller {remedy}")
     return min(n_pages, 2**31 - 1), length
 
 

@@ -12,15 +12,15 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyedge.engine.pages import PagePool
-from pyedge.engine.request import Detokenizer, FinishReason, Request, Status, StopMatcher, TokenEvent
+from pyedge.engine.request import FinishReason, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.engine.scheduler import Scheduled, Scheduler
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pyedge import _core
+    from pyedge.tokenizers import Tokenizer
 
 log = logging.getLogger("pyedge.engine")
 
@@ -45,15 +46,6 @@ class EngineConfig:
     prefix_cache: bool = True
 
 
-class Texts(Protocol):
-    """What the engine needs of a tokenizer."""
-
-    @property
-    def end_ids(self) -> Collection[int]: ...  # tokens that end a generation
-    def detokenizer(self) -> Detokenizer: ...
-    def stop_matcher(self, stop: Sequence[str]) -> StopMatcher: ...
-
-
 @dataclass(frozen=True)
 class _Result:
     """What became of a piece of work: a token if one was to be sampled, or the error that stands in its way."""
@@ -64,14 +56,14 @@ class _Result:
 
 
 class Engine:
-    def __init__(self, model: _core.Model, tokenizer: Texts, config: EngineConfig, core: Any = None) -> None:
-        """`core`: the module with Engine and Sampler; None for pyedge._core."""
+    def __init__(self, model: _core.Model, tokenizer: Tokenizer, config: EngineConfig, core: Any = None) -> None:
+        """core: what has Engine and Sampler; None for pyedge._core, tests bring another."""
         if core is None:
             from pyedge import _core as core
         self.config = config
         self.n_vocab: int = model.n_vocab
         self._tokenizer = tokenizer
-        self._end_ids = frozenset(tokenizer.end_ids)
+        self._end_ids = tokenizer.end_ids
         self._make_sampler = core.Sampler
         self._core: _core.Engine = core.Engine(
             model,
@@ -271,7 +263,8 @@ class Engine:
             reason = "stop"
             text = ""
         else:
-            text = request.detokenizer.push(token)
+            # Rows of the embedding that only pad it are tokens without a text.
+            text = request.detokenizer.push(token) if token < self._tokenizer.n_vocab else ""
             if request.n_output > params.min_tokens:
                 text = request.stops.push(text)
             if request.stops.stopped:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from pyedge.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pyedge import _core
+    from pyedge.tokenizers import IncrementalDetokenizer, StopMatcher
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -22,22 +23,6 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class Detokenizer(Protocol):
-    """Turns a stream of tokens into text, whole characters at a time."""
-
-    def push(self, token: int) -> str: ...
-    def finish(self) -> str: ...
-
-
-class StopMatcher(Protocol):
-    """Withholds text that may turn out to be a stop string, and all that follows one."""
-
-    @property
-    def stopped(self) -> bool: ...
-    def push(self, text: str) -> str: ...
-    def finish(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +77,7 @@ class Request:
     params: SamplingParams  # its seed is never None
     max_tokens: int  # of output, with the context's end taken into account
     sampler: _core.Sampler
-    detokenizer: Detokenizer
+    detokenizer: IncrementalDetokenizer
     stops: StopMatcher
     priority: int = 0  # lower runs first; equal ones in order of id
 

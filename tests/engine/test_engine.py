@@ -299,6 +299,7 @@ def test_logits_between_steps() -> None:
 
 def test_finished_requests_are_not_kept() -> None:
     e = engine()
+    gc.collect()
     before = len([o for o in gc.get_objects() if isinstance(o, Request)])
     for i in range(20):
         start(e, [5, 6, i + 2])

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pyedge.tokenizers.stop import StopMatcher
+
 END = 0  # ends a generation
 POISON = 1  # a prompt with it makes NaN
 
@@ -156,6 +158,7 @@ class Tokenizer:
     """Each token is one character, by its number; 0 ends a generation."""
 
     end_ids = frozenset({END})
+    n_vocab = 300
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer()
@@ -170,26 +173,6 @@ class Detokenizer:
 
     def finish(self) -> str:
         return ""
-
-
-class StopMatcher:
-    def __init__(self, stop: Sequence[str]) -> None:
-        self.stop, self.text, self.sent, self.stopped = stop, "", 0, False
-
-    def push(self, text: str) -> str:
-        self.text += text
-        found = [at for s in self.stop if (at := self.text.find(s)) >= 0]
-        self.stopped = bool(found)
-        longest = max((len(s) for s in self.stop), default=1)
-        return self._send(min(found) if found else len(self.text) - longest + 1)
-
-    def finish(self) -> str:
-        return "" if self.stopped else self._send(len(self.text))
-
-    def _send(self, end: int) -> str:
-        part = self.text[self.sent : max(end, self.sent)]
-        self.sent += len(part)
-        return part
 
 
 def text_of(tokens: Sequence[int]) -> str:
