@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fnmatch import fnmatchcase
@@ -127,8 +128,7 @@ class PlanBuilder:
         self._prefix = ""
 
     def scope(self, name: str) -> PlanBuilder:
-        inner = object.__new__(PlanBuilder)
-        inner._state = self._state
+        inner = copy(self)  # the state stays shared
         inner._prefix = f"{self._prefix}{name}."
         return inner
 
