@@ -1,10 +1,18 @@
-"""Fixtures that several folders of tests share."""
+"""What all tests share: fixtures, and one line for whoever starts them where pyedge was not built."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """`python -m pytest` imports the checkout, built or not; `pytest` imports what is installed."""
+    try:
+        from pyedge import _core  # noqa: F401
+    except ImportError as e:
+        raise pytest.UsageError(f'{e} (the README\'s way is: pip install ".[test]" && pytest)') from None
 
 
 @pytest.fixture(scope="session")
