@@ -1,0 +1,215 @@
+"""Text to token ids and back, for the vocabulary of one model file.
+
+Owns the facade that every kind of tokenizer stands behind: special tokens, BOS, chat prompts. The kinds, one file each,
+turn text without special tokens into ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from pyedge.errors import ModelError
+from pyedge.tokenizers.bpe import BpeTokenizer
+from pyedge.tokenizers.chat_template import ChatTemplate, Message, Prompt, check_text
+from pyedge.tokenizers.detokenizer import IncrementalDetokenizer
+from pyedge.tokenizers.stop import StopMatcher
+from pyedge.tokenizers.vocabulary import Metadata, SpecialTokens, Vocabulary
+
+__all__ = ["ChatTemplateError", "IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ChatTemplateError":  # its module imports jinja2
+        from pyedge.tokenizers.template_sandbox import ChatTemplateError
+
+        return ChatTemplateError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class TokenizerKind(Protocol):
+    """What one `tokenizer.ggml.model` does."""
+
+    @property
+    def add_bos(self) -> bool: ...  # where the file does not say
+    def encode(self, text: str) -> list[int]: ...  # of a text without special tokens
+    def token_bytes(self, token: int) -> bytes: ...  # of a token that is none
+
+
+_KINDS = {"gpt2": BpeTokenizer}
+
+
+class Tokenizer:
+    """Tokenization, detokenization and chat prompts. Decoding what was encoded gives the same text, to the byte."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        kind: TokenizerKind,
+        *,
+        add_bos: bool | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._kind = kind
+        self._specials = SpecialTokens(vocabulary)
+        self._bytes: dict[int, bytes] = {}
+        self.bos_id = vocabulary.special_ids.get("bos")
+        self.eos_id = vocabulary.special_ids.get("eos")
+        self.add_bos = self.bos_id is not None and (kind.add_bos if add_bos is None else add_bos)
+        self.chat_templates = dict(chat_templates or {})  # by name: "default", "tool_use"
+
+    @classmethod
+    def from_gguf(cls, gguf: Metadata, pre: str | None = None) -> Tokenizer:
+        """The tokenizer of a file. pre: how words are cut, in place of the file's `tokenizer.ggml.pre`.
+
+        Keeps nothing of gguf. Raises ModelError."""
+        model = gguf.get("tokenizer.ggml.model")
+        if model is None:
+            raise ModelError("tokenizer.ggml.model: missing; this file has no tokenizer, use a complete one")
+        if model not in _KINDS:
+            raise ModelError(
+                f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported yet; only {', '.join(_KINDS)} is"
+            )
+        vocabulary = Vocabulary.from_gguf(gguf)
+        add_bos = gguf.get("tokenizer.ggml.add_bos_token")
+        return cls(
+            vocabulary,
+            _KINDS[model](gguf, vocabulary, pre),
+            add_bos=None if add_bos is None else bool(add_bos),
+            chat_templates=_chat_templates(gguf),
+        )
+
+    # ---- Vocabulary ----
+
+    @property
+    def n_vocab(self) -> int:
+        return len(self._vocabulary)
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        """The vocabulary as the file spells it, by id."""
+        return self._vocabulary.texts
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation: end of text, of turn, of message."""
+        return self._vocabulary.end_ids
+
+    @property
+    def hidden_ids(self) -> frozenset[int]:
+        """Tokens that a reader does not see."""
+        return self._vocabulary.hidden_ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for: UTF-8, or a part of it."""
+        known = self._bytes.get(token)
+        if known is None:
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(f"token id {token} is outside the vocabulary of {self.n_vocab}")
+            known = self._vocabulary.special_bytes(token)
+            if known is None:
+                known = self._kind.token_bytes(token)
+            self._bytes[token] = known
+        return known
+
+    # ---- Text ----
+
+    def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
+        """Token ids. special: a control token's text is that token, else it is text. bos: begin with BOS; None: as the
+        file says."""
+        check_text(text)
+        ids: list[int] = []
+        if self.bos_id is not None and (self.add_bos if bos is None else bos):
+            ids.append(self.bos_id)
+        for run in self._specials.split(text, control=special):
+            if isinstance(run, int):
+                ids.append(run)
+            else:
+                ids += self._kind.encode(run)
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """Text of token ids. Bytes that are no UTF-8 become U+FFFD. skip_special: leave control tokens out."""
+        skipped = self.hidden_ids if skip_special else ()
+        return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode("utf-8", "replace")
+
+    def detokenizer(self, skip_special: bool = True) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self, skip_special)
+
+    def stop_matcher(self, stops: Iterable[str]) -> StopMatcher:
+        return StopMatcher(stops)
+
+    # ---- Chat ----
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.chat_templates.get("default")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a conversation. A control token's text in a message stays text. kwargs: for the template.
+
+        Raises ValueError for messages of a wrong form, and ChatTemplateError (a ValueError) where the template refuses
+        them, is missing, wrong or too costly."""
+        prompt = self._prompt(messages, tools, add_generation_prompt, kwargs)
+        ids: list[int] = []
+        for run in self._specials.split(prompt.marked, control=True):
+            if isinstance(run, int):
+                ids.append(run)
+            else:
+                ids += self.encode(run.replace(prompt.mark, ""), bos=False)
+        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    encode_chat = apply_chat_template
+
+    def render_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt as text, to look at: in it, a control token cannot be told from its text in a message."""
+        return self._prompt(messages, tools, add_generation_prompt, kwargs).text
+
+    def _prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+    ) -> Prompt:
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            from pyedge.tokenizers.template_sandbox import ChatTemplateError
+
+            raise ChatTemplateError("this model has no chat template; give it a plain prompt")
+        return template.render(messages, tools, add_generation_prompt, **kwargs)
+
+    @cached_property
+    def _templates(self) -> dict[str, ChatTemplate]:
+        texts, ids = self._vocabulary.texts, self._vocabulary.special_ids
+        names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+        variables = {variable: texts[ids[name]] for name, variable in names.items() if name in ids}
+        return {
+            name: ChatTemplate(source, self._specials.control, variables)
+            for name, source in self.chat_templates.items()
+        }
+
+
+def _chat_templates(gguf: Metadata) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    templates = {"default": gguf.get(key)}
+    for name in gguf.get("tokenizer.chat_templates") or ():
+        templates.setdefault(str(name), gguf.get(f"{key}.{name}"))
+    return {name: source for name, source in templates.items() if isinstance(source, str) and source}

@@ -1,0 +1,111 @@
+"""Byte-level BPE (`tokenizer.ggml.model` "gpt2"), through the `tokenizers` library.
+
+Owns the byte alphabet, the merges and the cutting into words. Special tokens never get here: their texts are split off
+before, and a token that is not ordinary text takes no part in merging, so text cannot become one.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pyedge.errors import ModelError
+from pyedge.tokenizers.pretokenizers import PreTokenizer, pre_tokenizer
+from pyedge.tokenizers.vocabulary import Metadata, TokenType, Vocabulary, read_texts
+
+if TYPE_CHECKING:
+    import tokenizers
+
+log = logging.getLogger(__name__)
+
+_UTF8_BYTES = frozenset(range(0xF5)) - {0xC0, 0xC1}
+_MERGED = frozenset((TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE))
+
+
+class BpeTokenizer:
+    def __init__(self, gguf: Metadata, vocabulary: Vocabulary, pre: str | None = None) -> None:
+        if pre is None:
+            pre = gguf.get("tokenizer.ggml.pre")
+        if pre is None:
+            log.warning("tokenizer.ggml.pre is missing: words are cut by the 'default' rules, which may be wrong")
+            pre = "default"
+        rules = pre_tokenizer(str(pre))
+        self.add_bos = rules.add_bos
+        self._vocabulary = vocabulary
+        self._library = _build(vocabulary, read_texts(gguf, "tokenizer.ggml.merges")[0], rules)
+        characters = _byte_characters()
+        self.missing_bytes = frozenset(b for b in _UTF8_BYTES if self._library.token_to_id(characters[b]) is None)
+        self._warned = not self.missing_bytes
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that holds no special token. A byte that has no token is left out, as in every other program:
+        some vocabularies lack rare control characters and unassigned planes."""
+        if not self._warned and not self.missing_bytes.isdisjoint(text.encode()):
+            self._warned = True
+            log.warning("the text has bytes for which this model has no token; they are left out")
+        try:
+            return self._library.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # the library's own, which is no Exception
+                raise
+            raise ValueError(f"a text of {len(text)} characters is too long for this tokenizer; cut it") from None
+
+    def token_bytes(self, token: int) -> bytes:
+        own = self._vocabulary.raw.get(token)
+        if own is not None:
+            return own
+        text = self._vocabulary.texts[token].translate(_character_bytes())
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError:  # not of the byte alphabet, so it stands for itself
+            return self._vocabulary.texts[token].encode()
+
+
+def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    if not merges:
+        raise ModelError("tokenizer.ggml.merges: empty or missing; a BPE model needs them, convert it again")
+    texts, types = vocabulary.texts, vocabulary.types
+    plain = {text: i for i, text in enumerate(texts) if types[i] in _MERGED and i not in vocabulary.raw}
+    pairs: Any = [merge.partition(" ")[::2] for merge in merges]
+    try:
+        model = models.BPE(vocab=plain, merges=pairs, ignore_merges=rules.whole_words)
+    except Exception:  # the library has no other, and names one token; looking first takes as long as building
+        model = models.BPE(vocab=plain, merges=_merges_of(pairs, plain, set(texts)), ignore_merges=rules.whole_words)
+    library = tokenizers.Tokenizer(model)
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rules.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
+    return library
+
+
+def _merges_of(pairs: list[tuple[str, str]], plain: dict[str, int], known: set[str]) -> list[tuple[str, str]]:
+    """The merges of ordinary tokens. One that has to do with a special token is dropped, one of no token an error."""
+    kept = []
+    for rank, (a, b) in enumerate(pairs):
+        if a in plain and b in plain and a + b in plain:
+            kept.append((a, b))
+        elif not known.issuperset((a, b, a + b)):
+            raise ModelError(
+                f"tokenizer.ggml.merges: merge {rank}, {a[:40]!r} and {b[:40]!r}, is not of tokens in the vocabulary; "
+                "convert the model again"
+            )
+    return kept
+
+
+@cache
+def _byte_characters() -> dict[int, str]:
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
+@cache
+def _character_bytes() -> dict[int, int]:
+    table = {ord(c): b for b, c in _byte_characters().items()}
+    # Characters outside the alphabet must not pass for the byte of the same number.
+    return dict.fromkeys(range(256), 0x10FFFF) | table

@@ -1,0 +1,210 @@
+"""The vocabulary of a GGUF file: token texts, their types, and the ids that have a meaning of their own.
+
+Owns reading and checking these keys, and finding special tokens in text. How text between special tokens becomes ids
+is the tokenizer kinds' (bpe.py, ...).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, Protocol
+
+from pyedge.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+# Texts that mark a turn in a known chat format. Some converters wrote them as ordinary or user-defined tokens; they are
+# control tokens all the same, or a user could type the end of their own turn.
+START_OF_TURN = (
+    "<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|end_header_id|>", "<|START_OF_TURN_TOKEN|>", "<|turn>",
+)  # fmt: skip
+END_OF_TURN = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|eom_id|>",
+    "<|return|>", "<|call|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "<turn|>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001  (DeepSeek writes it with wide bars)
+)  # fmt: skip
+END_OF_TEXT = ("</s>", "<eos>", "<EOT>")  # HTML and other text may have these: they count if the file marks them
+SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")  # `tokenizer.ggml.NAME_token_id`
+
+_DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
+
+
+class Metadata(Protocol):
+    """What is read of a GGUF. `bytes(key)`, where the object has it, gives strings that need not be UTF-8."""
+
+    def get(self, key: str, /) -> Any: ...  # None: not there
+    def __contains__(self, key: str, /) -> bool: ...
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    texts: list[str]  # by id, as the file spells them ("Ġthe")
+    types: Sequence[int]  # TokenType, by id
+    raw: dict[int, bytes] = field(default_factory=dict)  # texts that are not UTF-8
+    special_ids: dict[str, int] = field(default_factory=dict)  # of SPECIAL_IDS, those the file has
+
+    @classmethod
+    def from_gguf(cls, gguf: Metadata) -> Vocabulary:
+        texts, raw = read_texts(gguf, "tokenizer.ggml.tokens")
+        if not texts:
+            raise ModelError("tokenizer.ggml.tokens: empty or missing; this file has no vocabulary, use a complete one")
+        types = list(gguf.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(texts))
+        if len(types) != len(texts):
+            raise ModelError(f"tokenizer.ggml.token_type: {len(types)} types for {len(texts)} tokens; convert it again")
+        _mark_turns(texts, types)
+        special_ids = {}
+        for name in SPECIAL_IDS:
+            key = f"tokenizer.ggml.{name}_token_id"
+            token = gguf.get(key)
+            if token is None:
+                continue
+            if type(token) is int and 0 <= token < len(texts):
+                special_ids[name] = token
+            else:
+                log.warning("%s: %r is outside the vocabulary of %d tokens; ignored", key, token, len(texts))
+        return cls(texts, types, raw, special_ids)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def hidden_ids(self) -> frozenset[int]:
+        """Tokens that say something to the program and nothing to the reader."""
+        return frozenset(i for i, t in enumerate(self.types) if t in (TokenType.CONTROL, TokenType.UNKNOWN))
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+        control = self.texts_of(TokenType.CONTROL)
+        ends = {self.special_ids[name] for name in ("eos", "eot", "eom") if name in self.special_ids}
+        ends |= {control[text] for text in END_OF_TURN + END_OF_TEXT if text in control}
+        if control.keys() >= {"<|return|>", "<|call|>", "<|end|>"}:  # Harmony: <|end|> ends a message, not the answer
+            ends.discard(control["<|end|>"])
+        return frozenset(ends)
+
+    def texts_of(self, *types: TokenType) -> dict[str, int]:
+        """Texts of these types that can be looked for in a text. One character is not enough to be special."""
+        return {
+            self.texts[i]: i
+            for i, t in enumerate(self.types)
+            if t != TokenType.NORMAL and t in types and i not in self.raw and len(self.texts[i]) > 1
+        }
+
+    def special_bytes(self, token: int) -> bytes | None:
+        """The bytes of a token that stands for its own text; None: its kind of tokenizer knows."""
+        kind = self.types[token]
+        if kind == TokenType.UNUSED:
+            return b""
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
+            return self.raw.get(token) or self.texts[token].encode()
+        return None
+
+
+class SpecialTokens:
+    """Finds special tokens in text: leftmost first, the longest there. A user-defined one is found always, a control
+    token only on request."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.control = vocabulary.texts_of(TokenType.CONTROL, TokenType.UNKNOWN)
+        self._user_defined = vocabulary.texts_of(TokenType.USER_DEFINED)
+
+    def split(self, text: str, *, control: bool) -> Iterator[str | int]:
+        """The text as ids of special tokens and the non-empty runs between them."""
+        pattern = self._all_pattern if control else self._user_pattern
+        ids = self._all if control else self._user_defined
+        done = 0
+        if ids:
+            for match in pattern.finditer(text):
+                if done < match.start():
+                    yield text[done : match.start()]
+                yield ids[match.group()]
+                done = match.end()
+        if done < len(text):
+            yield text[done:]
+
+    @cached_property
+    def _all(self) -> dict[str, int]:
+        return self._user_defined | self.control
+
+    @cached_property
+    def _all_pattern(self) -> re.Pattern[str]:
+        return re.compile(longest_of(self._all))
+
+    @cached_property
+    def _user_pattern(self) -> re.Pattern[str]:
+        return re.compile(longest_of(self._user_defined))
+
+
+def longest_of(texts: Collection[str], depth: int = 0) -> str:
+    """A regular expression that matches the longest of the texts: a trie, so that a character of the searched text
+    costs the same for three tokens as for a thousand."""
+    if depth == _DEEPEST_TRIE:
+        return "(?:" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")"
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[:1], []).append(text[1:])
+    optional = by_first.pop("", None) is not None
+    branches = []
+    for first, rests in by_first.items():
+        shared = _common_prefix(rests)
+        rests = [rest[len(shared) :] for rest in rests]
+        branches.append(re.escape(first + shared) + (longest_of(rests, depth + 1) if any(rests) else ""))
+    return f"(?:{'|'.join(branches)})" + ("?" if optional else "")
+
+
+def _common_prefix(texts: Collection[str]) -> str:
+    first, last = min(texts), max(texts)
+    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:n]
+
+
+def read_texts(gguf: Metadata, key: str) -> tuple[list[str], dict[int, bytes]]:
+    """An array of strings, and by index the bytes of those that are not UTF-8. Empty: the key is missing."""
+    if key not in gguf:
+        return [], {}
+    read = getattr(gguf, "bytes", None)
+    values = read(key) if read is not None else gguf.get(key)
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise ModelError(f"{key}: not an array of strings; convert the model again")
+    raw: dict[int, bytes] = {}
+    try:
+        return [v.decode() if isinstance(v, bytes) else _text(v) for v in values], raw
+    except UnicodeDecodeError:
+        texts = []
+        for i, value in enumerate(values):
+            texts.append(value.decode("utf-8", "replace"))
+            if texts[-1].encode() != value:
+                raw[i] = value
+        return texts, raw
+    except TypeError:
+        raise ModelError(f"{key}: not an array of strings; convert the model again") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _mark_turns(texts: list[str], types: list[int]) -> None:
+    turns = frozenset(END_OF_TURN + START_OF_TURN)
+    for token, text in enumerate(texts):
+        if text in turns and types[token] in (TokenType.NORMAL, TokenType.USER_DEFINED):
+            log.info("token %d, %r, is not marked as a control token; it is taken for one", token, text)
+            types[token] = TokenType.CONTROL
