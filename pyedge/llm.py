@@ -219,8 +219,7 @@ class LLM:
             while any(request.status is not Status.FINISHED for request in requests):
                 self._step(engine)
         finally:
-            for request in requests:
-                engine.abort(request)
+            engine.abort(*requests)
         for request in requests:
             if request.error is not None:
                 raise request.error

@@ -91,20 +91,19 @@ class Engine:
         """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room."""
         prompt = self._checked_ids(prompt_token_ids)
         room = self.scheduler.room(len(prompt))
+        if (biased := max(params.logit_bias or (), default=0)) >= self.n_vocab:
+            raise ValueError(f"logit_bias: token {biased} is not in the vocabulary (0 to {self.n_vocab - 1})")
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(63))
-        request = Request(
+        return Request(
             id=next(self._ids),
             prompt_token_ids=prompt,
             params=params,
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
-            sampler=self._sampler(params, ban_end=params.ignore_eos or params.min_tokens > 0),
             detokenizer=self._tokenizer.detokenizer(),
             stops=self._tokenizer.stop_matcher(params.stop),
             priority=priority,
         )
-        request.sampler.accept(prompt, False)
-        return request
 
     def add(self, request: Request) -> None:
         with self.exclusive(), self._bookkeeping():
@@ -115,13 +114,12 @@ class Engine:
                 self.scheduler.finish(request, "length")
                 self._emit(TokenEvent(request.id, "", finish_reason="length"))
 
-    def abort(self, request: Request) -> None:
-        """Ends a request, without an event. May come at any time, from any thread, and does not wait: a step under way
-        ends first, or is broken off and repeated without the request if it may be reading that one's prompt."""
-        if request.status is Status.FINISHED:
-            return
-        self._aborts.append(request)
-        if self._busy and request.n_tokens - request.n_computed > 1:
+    def abort(self, *requests: Request) -> None:
+        """Ends requests, without an event. May come at any time, from any thread, and does not wait: a step under way
+        ends first, or is broken off and repeated without them if it may be reading one's prompt."""
+        under_way = [request for request in requests if request.status is not Status.FINISHED]
+        self._aborts.extend(under_way)
+        if self._busy and any(request.n_tokens - request.n_computed > 1 for request in under_way):
             self._core.cancel()
         self._settle()
 
@@ -226,7 +224,7 @@ class Engine:
 
     def _sample(self, item: Scheduled, row: int) -> _Result:
         try:
-            return _Result(item, self._core.sample(row, item.request.sampler, item.request.n_tokens))
+            return _Result(item, self._core.sample(row, self._sampler(item.request), item.request.n_tokens))
         except Exception as error:
             return _Result(item, error=error)
 
@@ -272,21 +270,24 @@ class Engine:
             elif request.n_output >= request.max_tokens:
                 reason = "length"
         if reason is None:
-            request.sampler.accept([token], True)
-            if request.n_output == params.min_tokens and not params.ignore_eos:
-                request.sampler = self._sampler(params, ban_end=False)
-                request.sampler.accept(request.prompt_token_ids, False)
-                request.sampler.accept(request.output_token_ids, True)
+            if request.sampler is not None:
+                request.sampler.accept([token], True)
+            if request.n_output == params.min_tokens:
+                request.sampler = None  # the next one lets the end come
         else:
+            request.sampler = None
             if not request.stops.stopped:
                 text += request.stops.push(request.detokenizer.finish()) + request.stops.finish()
             self.scheduler.finish(request, "stop" if request.stops.stopped else reason)
         request.text += text
         return TokenEvent(request.id, text, token, logprob, top, request.finish_reason)
 
-    def _sampler(self, params: SamplingParams, *, ban_end: bool) -> _core.Sampler:
+    def _sampler(self, request: Request) -> _core.Sampler:
+        if request.sampler is not None:
+            return request.sampler
+        params = request.params
         bias = dict(params.logit_bias or {})
-        if ban_end:
+        if params.ignore_eos or request.n_output < params.min_tokens:
             bias.update(dict.fromkeys(self._end_ids, -math.inf))
         sampler: _core.Sampler = self._make_sampler(
             self.n_vocab,
@@ -302,6 +303,9 @@ class Engine:
             n_logprobs=-1 if params.logprobs is None else params.logprobs,
             logit_bias=bias,
         )
+        sampler.accept(request.prompt_token_ids, False)
+        sampler.accept(request.output_token_ids, True)
+        request.sampler = sampler
         return sampler
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:

@@ -76,7 +76,6 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams  # its seed is never None
     max_tokens: int  # of output, with the context's end taken into account
-    sampler: _core.Sampler
     detokenizer: IncrementalDetokenizer
     stops: StopMatcher
     priority: int = 0  # lower runs first; equal ones in order of id
@@ -87,6 +86,7 @@ class Request:
     pages: list[int] = field(default_factory=list)  # block table: token i is in pages[i // page_size]
     n_pages_written: int = 0  # the first block-table entries, that the core has
     slot: int | None = None  # the core's row for the block table
+    sampler: _core.Sampler | None = None  # made when first needed: it may be as large as the vocabulary
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     logprobs: list[dict[int, float]] | None = None  # one entry per output token: the most likely ones, and itself

@@ -224,9 +224,11 @@ def test_an_error_ends_the_requests_it_concerns() -> None:
 
 def test_an_error_in_sampling_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     e = engine()
-    good, bad = start(e, [5, 6, 7]), start(e, [5, 6, 8])
-    monkeypatch.setattr(bad.sampler, "draw", lambda *_: 1 / 0)
+    good, bad = start(e, [5, 6, 7]), start(e, [5, 6, 8], seed=99)
+    draw = fakecore.Sampler.draw
+    monkeypatch.setattr(fakecore.Sampler, "draw", lambda self, *args: draw(self, *args) if self.seed != 99 else 1 / 0)
     drain(e)
+    monkeypatch.undo()
     assert isinstance(bad.error, ZeroDivisionError)
     check(good)
 

@@ -21,7 +21,7 @@ def scheduler(n_pages: int = 100, **options: Any) -> Scheduler:
 def request(id: int, n_prompt: int, first: int = 1, **options: Any) -> Request:
     nothing: Any = None
     tokens = [first, *range(100 * id, 100 * id + n_prompt - 1)]
-    return Request(id, tokens, SamplingParams(seed=0), 50, nothing, nothing, nothing, **options)
+    return Request(id, tokens, SamplingParams(seed=0), 50, nothing, nothing, **options)
 
 
 def run(s: Scheduler, work: list[Scheduled]) -> None:
