@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from pyedge.store import Progress
 
@@ -40,20 +40,34 @@ def silent_keys() -> Iterator[None]:
 
 @contextmanager
 def download_bar(what: str) -> Iterator[Progress | None]:
-    """A progress callback that draws a bar on standard error; None, and so no bar, where that is no terminal."""
+    """A progress callback that draws a bar on standard error from its first call on; None where that is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
+    with ExitStack() as stack:
+        update: Progress | None = None
+
+        def progress(done: int, total: int) -> None:
+            nonlocal update
+            if update is None:
+                update = stack.enter_context(_bar(what))
+            update(done, total)
+
+        yield progress
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,15 +1,16 @@
 """`pyedge run` on a tiny random model: the same tokens as the Python API, in every form of output."""
 
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pexpect  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
-from program import ELSEWHERE, PROGRAM, environment
+from program import ELSEWHERE, PROGRAM, environment, write_endless
 from tinymodel import write_tiny_llama
 
 from pyedge import LLM, SamplingParams
@@ -143,8 +144,7 @@ def test_no_tokens_are_no_error(tiny: Path) -> None:
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose context takes it a while to fill."""
-    return write_tiny_llama(tmp_path_factory.mktemp("models") / "endless.gguf", context=60_000)
+    return write_endless(tmp_path_factory.mktemp("models") / "endless.gguf")
 
 
 def start(path: Path) -> "subprocess.Popen[bytes]":
@@ -177,16 +177,20 @@ def test_a_reader_that_leaves_ends_it_quietly(endless: Path) -> None:
     assert process.wait(timeout=30) in (1, 141)
 
 
-def test_an_answer_on_a_terminal_cannot_steer_it(tiny: Path) -> None:
+def test_an_answer_on_a_terminal_cannot_steer_it(endless: Path) -> None:
     """The random model writes control bytes soon enough; on a pipe they come as they are."""
-    pty = pytest.importorskip("pexpect").spawn(
-        sys.executable, [*PROGRAM[1:], "run", str(tiny), PROMPT, "--raw", "--temp", "9", "--top-k", "0", "--top-p", "1",
-                         "--min-p", "0", "--seed", "1", "-n", "300"],
-        env=environment(TERM="xterm"), cwd=ELSEWHERE, timeout=30,
-    )  # fmt: skip
+    sampling = ["--temp", "9", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "1", "-n", "300"]
+    pty = pexpect.spawn(
+        sys.executable,
+        [*PROGRAM[1:], "run", str(endless), PROMPT, "--raw", *sampling],
+        env=environment(TERM="xterm"),
+        cwd=ELSEWHERE,
+        timeout=30,
+    )
     shown = pty.read()
     pty.close()
     assert pty.exitstatus == 0
     assert len(shown) > 300
     assert not set(shown) & ({*range(0x20), 0x7F} - {0x09, 0x0A, 0x0D})
-    assert os.linesep.encode() in shown
+    assert b"\r\n" in shown
+    assert re.search("[\u2400-\u241f]", shown.decode())

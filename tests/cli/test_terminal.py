@@ -3,22 +3,21 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pexpect
+import pexpect  # type: ignore[import-untyped]
 import pytest
-from program import ELSEWHERE, PROGRAM, environment
-from tinymodel import write_tiny_llama
+from program import ELSEWHERE, PROGRAM, environment, write_endless
 
-PROMPT = ">>> "
+PROMPT = ">>>"
 ALT_ENTER = "\x1b\r"
 
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose context takes it a while to fill."""
-    return write_tiny_llama(tmp_path_factory.mktemp("models") / "endless.gguf", context=60_000)
+    return write_endless(tmp_path_factory.mktemp("models") / "endless.gguf")
 
 
 class Terminal:
@@ -43,7 +42,8 @@ class Terminal:
     def ends(self) -> int | None:
         self.child.expect(pexpect.EOF)
         self.child.close()
-        return self.child.exitstatus
+        status: int | None = self.child.exitstatus
+        return status
 
 
 @pytest.fixture
@@ -103,7 +103,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(terminal: Terminal, tmp_path
     terminal.sees(PROMPT)
     for _ in range(2):
         terminal.types("go on\r")
-        terminal.child.expect(r"go on(.|\n)*?[A-Za-z0-9ÿĠ�]")
+        terminal.sees("go on")
+        time.sleep(0.5)
         terminal.types("\x03")
         terminal.sees("stopped")
         terminal.sees(PROMPT)

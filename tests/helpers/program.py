@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+from tinymodel import CONTROL, vocabulary, write_tiny_llama
+
 import pyedge
 
 PROGRAM = [sys.executable, "-m", "pyedge"]
@@ -35,3 +38,10 @@ def python(*args: str, env: Mapping[str, str] | None = None, given: str = "") ->
 def program(*args: str, env: Mapping[str, str] | None = None, given: str = "") -> subprocess.CompletedProcess[str]:
     """`pyedge ARGS`."""
     return python(*PROGRAM[1:], *args, env=env, given=given)
+
+
+def write_endless(path: Path) -> Path:
+    """A tiny model that never ends its text, and whose context takes it a while to fill: it can be interrupted."""
+    output = np.random.default_rng(0).standard_normal((len(vocabulary()[0]), 64))
+    output[: len(CONTROL)] = 0
+    return write_tiny_llama(path, context=60_000, extra={"output.weight": output})
