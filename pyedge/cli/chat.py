@@ -70,8 +70,8 @@ def command(model: str | None, system: str | None, **options: Any) -> None:
     chat = Chat(llm, model, conversation)
     if chat.on_terminal:
         click.echo(
-            f"{click.style(model, bold=True)}, {llm.max_model_len} tokens of context,"
-            f" {llm.threads} thread{'s' * (llm.threads != 1)} of {llm.isa}. /help lists commands, Ctrl-D leaves."
+            f"{click.style(model, bold=True)} ({llm.isa}, {llm.threads} thread{'s' * (llm.threads != 1)},"
+            f" {llm.max_model_len} tokens). /help lists commands, Ctrl-D leaves."
         )
     chat.loop()
     if chat.failed and not chat.on_terminal:
@@ -357,7 +357,7 @@ def _terminal_reader() -> Callable[[], str]:
         history=history,
         completer=WordCompleter([*COMMANDS, *(f"/set {name}" for name in (*SETTINGS, "stats"))], sentence=True),
         complete_while_typing=False,
-        prompt_continuation="... ",
+        prompt_continuation=lambda width, line, wraps: "" if wraps else "... ",
     )
     return lambda: session.prompt(FormattedText([("bold", ">>> ")]))
 

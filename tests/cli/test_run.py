@@ -5,12 +5,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pexpect  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
-from program import ELSEWHERE, PROGRAM, environment, write_endless
+from program import ELSEWHERE, PROGRAM, environment, program, write_endless
 from tinymodel import write_tiny_llama
 
 from pyedge import LLM, SamplingParams
@@ -194,3 +195,30 @@ def test_an_answer_on_a_terminal_cannot_steer_it(endless: Path) -> None:
     assert not set(shown) & ({*range(0x20), 0x7F} - {0x09, 0x0A, 0x0D})
     assert b"\r\n" in shown
     assert re.search("[\u2400-\u241f]", shown.decode())
+
+
+@pytest.mark.slow
+def test_the_default_model_knows_paris() -> None:
+    question = ("smollm2:135m", "What is the capital of France?", "--temp", "0")
+    result = program("run", *question, "--precision", "f32")
+    assert (result.returncode, result.stdout) == (0, "The capital of France is Paris.\n")
+    result = program("chat", "--temp", "0", "--precision", "f32", given="What is the capital of France?\n")
+    assert (result.returncode, result.stdout) == (0, "The capital of France is Paris.\n")
+
+
+@pytest.mark.slow
+def test_the_first_token_comes_soon() -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [*PROGRAM, "run", "smollm2:135m", "What is the capital of France?", "-n", "1"],
+            env=environment(), cwd=ELSEWHERE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.read(1) != b""
+        taken = time.perf_counter() - started
+        process.communicate(timeout=30)
+        return taken
+
+    program("pull", "smollm2:135m")
+    assert min(seconds() for _ in range(3)) < 1.5
