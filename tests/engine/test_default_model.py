@@ -1,0 +1,111 @@
+"""What went wrong in other engines, on the default model: greedy asked for in many ways, small limits, stop strings and
+characters over several tokens, page edges, and Ctrl-C in a long prompt."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyedge import LLM, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+MONTHS = "Months of the year: January, February, March, April,"
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(smollm2_path, max_model_len=4096) as llm:
+        yield llm
+
+
+def greedy(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 24, **more})
+
+
+def test_every_way_to_ask_for_greedy_gives_the_same_text(llm: LLM) -> None:
+    ways: list[dict[str, Any]] = [
+        *({"seed": seed} for seed in (None, 1, 2)),
+        *({"top_p": 0.0}, {"top_k": 0}, {"top_k": 1}, {"min_p": 1.0}),
+        *({"temperature": 1e-4}, {"temperature": 1e-6}, {"temperature": 5.0, "top_k": 1}),
+    ]
+    outputs = llm.generate([MONTHS] * len(ways), [greedy(**way) for way in ways])
+    assert len({out.text for out in outputs}) == 1
+    assert outputs[0].text.startswith(" May, June, July")
+
+
+def test_limits_are_kept(llm: LLM) -> None:
+    longest = llm.generate(MONTHS, greedy())[0]
+    for n in range(4):
+        out = llm.generate(MONTHS, greedy(max_tokens=n))[0]
+        assert (out.token_ids, out.finish_reason) == (longest.token_ids[:n], "length")
+        assert longest.text.startswith(out.text)
+
+
+def test_stop_strings(llm: LLM) -> None:
+    whole = llm.generate(MONTHS, greedy())[0]
+    for stop, left in (
+        (["June, July"], " May, "),
+        (["une, Ju"], " May, J"),
+        ([" May"], ""),
+        (["September", "July,"], " May, June, "),
+        (["March, April"], whole.text),  # the prompt does not count
+        (["june"], whole.text),
+    ):
+        out = llm.generate(MONTHS, greedy(stop=stop))[0]
+        events = list(llm.stream(MONTHS, greedy(stop=stop)))
+        assert out.text == "".join(event.text for event in events) == left
+        assert out.finish_reason == events[-1].finish_reason == ("length" if left == whole.text else "stop")
+
+
+@pytest.mark.parametrize("text", ["文字文字文字文字", "🐢🐇" * 5, "αβγ αβγ αβγ"])
+def test_streams_have_whole_characters(llm: LLM, text: str) -> None:
+    out = llm.generate(text, greedy())[0]
+    parts = [event.text for event in llm.stream(text, greedy())]
+    assert "".join(parts) == out.text
+    assert "\ufffd" not in out.text[:-1]
+
+
+def test_every_prompt_length_alone_together_and_from_the_cache(llm: LLM) -> None:
+    ids = [(7919 * i) % 40000 + 5 for i in range(70)]
+    prompts = [{"prompt_token_ids": ids[:n]} for n in range(1, 71)]
+    rules = greedy(max_tokens=4, logprobs=2)
+    together, cached = llm.generate(prompts, rules), llm.generate(prompts, rules)
+    assert [out.metrics.cached_tokens for out in cached] == [(n - 1) // 16 * 16 for n in range(1, 71)]
+    for i, prompt in enumerate(prompts):
+        outs = [together[i], cached[i], *(llm.generate(prompt, rules) if i % 8 == 0 else [])]
+        assert len({str((out.token_ids, out.logprobs)) for out in outs}) == 1
+
+
+def test_the_next_turn_reuses_the_last_one(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Name three rivers."}]
+    first = llm.chat(messages, greedy())
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Which is the longest?"}]
+    second = llm.chat(messages, greedy())
+    assert second.metrics.cached_tokens >= len(first.prompt_token_ids) // 16 * 16
+
+
+def test_ctrl_c_acts_within_a_long_prompt(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [(7907 * i) % 40000 + 5 for i in range(4000)]}
+    sent: list[float] = []
+
+    def interrupt() -> None:
+        time.sleep(0.4)
+        sent.append(time.perf_counter())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt, greedy())
+    took = time.perf_counter() - sent[0]
+    thread.join()
+    assert took < 1  # an op takes a few hundredths of a second, a step more than one
+    llm.engine.check_integrity()
+    assert llm.engine.scheduler.pool.n_used == 0
+    assert llm.generate(MONTHS, greedy(max_tokens=1))[0].text == " May"
