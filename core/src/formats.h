@@ -38,7 +38,8 @@ typedef struct pe_format_row {
     pe_format_info info;
     pe_class cls;
     pe_scales scales;
-    void (*lanes)(const void *block, pe_lanes *out);  // NULL for float classes and NONE
+    // NULL for float classes and NONE. A file may ask for no alignment, so a block's struct is made of bytes alone.
+    void (*lanes)(const void *block, pe_lanes *out);
 } pe_format_row;
 
 const pe_format_row *pe_format_row_by_type(int32_t type);  // NULL: no such format

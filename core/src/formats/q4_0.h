@@ -5,13 +5,13 @@
 #include "formats.h"
 
 typedef struct pe_block_q4_0 {
-    uint16_t d;  // f16
+    uint8_t d[2];  // f16
     uint8_t qs[16];
 } pe_block_q4_0;
 
 static inline void pe_lanes_Q4_0(const void *block, pe_lanes *out) {
     const pe_block_q4_0 *b = block;
-    out->d = pe_load_u16(&b->d);
+    out->d = pe_load_u16(b->d);
     for (int j = 0; j < 16; j++) {
         out->q[j] = (int8_t)(b->qs[j] & 15);
         out->q[j + 16] = (int8_t)(b->qs[j] >> 4);

@@ -5,14 +5,14 @@
 #include "formats.h"
 
 typedef struct pe_block_q4_1 {
-    uint16_t d, m;  // f16
+    uint8_t d[2], m[2];  // f16
     uint8_t qs[16];
 } pe_block_q4_1;
 
 static inline void pe_lanes_Q4_1(const void *block, pe_lanes *out) {
     const pe_block_q4_1 *b = block;
-    out->d = pe_load_u16(&b->d);
-    out->m = pe_load_u16(&b->m);
+    out->d = pe_load_u16(b->d);
+    out->m = pe_load_u16(b->m);
     for (int j = 0; j < 16; j++) {
         out->q[j] = (int8_t)(b->qs[j] & 15);
         out->q[j + 16] = (int8_t)(b->qs[j] >> 4);

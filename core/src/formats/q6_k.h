@@ -10,12 +10,12 @@ typedef struct pe_block_q6_K {
     uint8_t ql[128];
     uint8_t qh[64];
     int8_t scales[16];
-    uint16_t d;  // f16
+    uint8_t d[2];  // f16
 } pe_block_q6_K;
 
 static inline void pe_lanes_Q6_K(const void *block, pe_lanes *out) {
     const pe_block_q6_K *b = block;
-    out->d = pe_load_u16(&b->d);
+    out->d = pe_load_u16(b->d);
     memcpy(out->sub, b->scales, 16);
     for (int half = 0; half < 2; half++)
         for (int g = 0; g < 4; g++)

@@ -5,13 +5,13 @@
 #include "formats.h"
 
 typedef struct pe_block_q8_0 {
-    uint16_t d;  // f16
+    uint8_t d[2];  // f16
     int8_t qs[32];
 } pe_block_q8_0;
 
 static inline void pe_lanes_Q8_0(const void *block, pe_lanes *out) {
     const pe_block_q8_0 *b = block;
-    out->d = pe_load_u16(&b->d);
+    out->d = pe_load_u16(b->d);
     memcpy(out->q, b->qs, 32);
 }
 
