@@ -18,12 +18,13 @@ Jinja's sandbox guards names, not costs, and one operation can cost a gigabyte. 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from functools import cache, lru_cache, partial, wraps
+from functools import cache, lru_cache, partial, reduce, wraps
 from typing import Any
 
 import markupsafe
@@ -388,20 +389,25 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 
 def _sum(values: Any, attribute: Any = None, start: Any = 0) -> Any:
-    environment, total = _environment(), start
-    for value in _items(values):
-        if attribute is not None:
-            value = environment.getitem(value, attribute)
-        total = environment.binary("+", total, value)
+    total = start
+    for value in _attributes(values, attribute):
+        total = _environment().binary("+", total, value)
     return total
+
+
+def _attributes(values: Any, path: Any) -> Sequence[Any]:
+    """The values, or what a path like "a.b" leads to in each."""
+    if path is None:
+        return _items(values)
+    steps = [int(step) if step.isdigit() else step for step in str(path).split(".")]
+    return [reduce(_environment().getitem, steps, value) for value in _items(values)]
 
 
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
     if method == "common":
         return round(value, max(-20, min(precision, 20)))
     scale = 10.0 ** max(-20, min(precision, 20))
-    rounded = round(value * scale + (0.5 if method == "ceil" else -0.5))
-    return float(rounded / scale)
+    return (math.ceil if method == "ceil" else math.floor)(value * scale) / scale
 
 
 def _to_int(value: Any, default: int = 0, base: int = 10) -> Any:
@@ -540,12 +546,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "from_json": _filter(_from_json),
     "indent": _filter_of_text(_indent),
     "int": _filter(_to_int),
-    "join": _filter(
-        lambda values, d="", attribute=None: _join(
-            _text(d),
-            values if attribute is None else [_environment().getitem(v, attribute) for v in _items(values)],
-        )
-    ),
+    "join": _filter(lambda values, d="", attribute=None: _join(_text(d), _attributes(values, attribute))),
     "last": _filter(lambda values: next(reversed(_items(values)), Undefined("no last item, the sequence is empty"))),
     "list": _filter(lambda values: list(_items(values))),
     "replace": _filter_of_text(lambda text, old, new, count=-1: _replace(text, _text(old), _text(new), count)),

@@ -31,6 +31,7 @@ END_OF_TURN = (
 END_OF_TEXT = ("</s>", "<eos>", "<EOT>")  # HTML and other text may have these: they count if the file marks them
 SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")  # `tokenizer.ggml.NAME_token_id`
 
+_LONGEST = 256  # characters of a special text that is looked for
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
 
 
@@ -99,11 +100,11 @@ class Vocabulary:
         return frozenset(ends)
 
     def texts_of(self, *types: TokenType) -> dict[str, int]:
-        """Texts of these types that can be looked for in a text. One character is not enough to be special."""
+        """Texts of these types that can be looked for in a text: more than a character, and no more than is sane."""
         return {
             self.texts[i]: i
             for i, t in enumerate(self.types)
-            if t != TokenType.NORMAL and t in types and i not in self.raw and len(self.texts[i]) > 1
+            if t != TokenType.NORMAL and t in types and i not in self.raw and 1 < len(self.texts[i]) <= _LONGEST
         }
 
     def special_bytes(self, token: int) -> bytes | None:

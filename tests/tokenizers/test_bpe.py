@@ -1,0 +1,304 @@
+"""Encoding and decoding: round trips, special tokens, the table of pre-tokenizers, and files that are wrong."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyedge.errors import ModelError
+from pyedge.tokenizers import Tokenizer
+from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
+from pyedge.tokenizers.vocabulary import longest_of
+
+Make = Callable[..., Tokenizer]
+
+FRAGMENTS = ("<|im_end|>", "<|im_", "end|>", "<", "</think>", "</", "think>", "'ll", "  ", "\r\n", "\n\n", "12345", "é")
+TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=6)), max_size=8).map("".join)
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    return [tokenizer.token_bytes(i).decode() for i in ids]
+
+
+# ---- Round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_decoding_gives_the_text_back(make: Make, pre: str) -> None:
+    tokenizer = make(pre=pre)
+
+    @settings(max_examples=60, deadline=None)
+    @given(text=TEXTS, special=st.booleans())
+    def check(text: str, special: bool) -> None:
+        ids = tokenizer.encode(text, special=special, bos=False)
+        assert tokenizer.decode(ids) == text
+        assert all(0 <= i < tokenizer.n_vocab for i in ids)
+        assert special or not tokenizer.hidden_ids.intersection(ids)
+
+    check()
+
+
+def test_nothing_is_stripped_or_normalised(make: Make) -> None:
+    tokenizer = make()
+    for text in (
+        "",
+        " ",
+        "  two",
+        "e\u0301",
+        "\ufeffhi",
+        "a\u200bb",
+        "\0\x01",
+        "a\r\nb",
+        "\ufdd0",
+        "👩\u200d👧",
+        "\u2581",
+    ):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("") == []
+
+
+def test_a_surrogate_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"lone surrogate, U\+D83D, at character 2"):
+        make().encode("ab\ud83d")
+
+
+def test_bytes_without_a_token_are_left_out(make: Make, metadata: dict[str, Any], caplog: Any) -> None:
+    tokens = ["unused" if token == "ą" else token for token in metadata["tokenizer.ggml.tokens"]]  # U+0105 is byte 5
+    tokenizer = make(tokens=tokens)
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+    assert not caplog.records
+    for _ in range(2):
+        assert tokenizer.decode(tokenizer.encode("a\x05b")) == "ab"
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+
+
+def test_ids_outside_the_vocabulary(make: Make) -> None:
+    tokenizer = make()
+    for bad in (-1, tokenizer.n_vocab):
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            tokenizer.decode([bad])
+
+
+# ---- Special tokens --------------------------------------------------------------------------------------------------
+
+
+def test_control_tokens_are_parsed_on_request_only(make: Make) -> None:
+    tokenizer = make()
+    text = "a<|im_start|>b<|im_end|>"
+    assert not {1, 2} & set(tokenizer.encode(text))
+    ids = tokenizer.encode(text, special=True)
+    assert [i for i in ids if i < 3] == [1, 2]
+    assert tokenizer.decode(ids, skip_special=True) == "ab"
+
+
+def test_user_defined_tokens_are_always_found_the_longest_first(make: Make) -> None:
+    tokenizer = make()
+    for special in (False, True):
+        assert pieces(tokenizer, tokenizer.encode("</think></<think>", special=special)) == [
+            "</think>",
+            "</",
+            "<think>",
+        ]
+
+
+def test_text_cannot_become_a_token_that_is_not_text(make: Make, metadata: dict[str, Any]) -> None:
+    """Not by merging, nor as a whole word."""
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    for word in ("he", "Ġthe"):
+        changed = [3 if t == word else kind for t, kind in zip(tokens, types, strict=True)]
+        tokenizer = make(token_type=changed, pre="llama-bpe")
+        for text in ("he", "the he", " the", "then"):
+            ids = tokenizer.encode(text, bos=False)
+            assert tokens.index(word) not in ids
+            assert tokenizer.decode(ids) == text
+    assert tokens.index("he") in make().encode("he")
+
+
+@given(st.lists(st.text(alphabet="ab<|", min_size=1, max_size=5), min_size=1, max_size=12, unique=True), TEXTS)
+def test_longest_of(texts: list[str], text: str) -> None:
+    import re
+
+    pattern = re.compile(longest_of(texts))
+    for start in range(len(text) + 1):
+        here = [t for t in texts if text.startswith(t, start)]
+        match = pattern.match(text, start)
+        assert (match[0] if match else "") == max(here, key=len, default="")
+
+
+def test_longest_of_many_levels() -> None:
+    import re
+
+    pattern = re.compile(longest_of(["a" * n for n in range(1, 200)]))
+    match = pattern.match("a" * 5000)
+    assert match
+    assert len(match[0]) == 199
+
+
+def test_bos(make: Make) -> None:
+    assert make().encode("a")[0] != 0
+    assert make().encode("a", bos=True)[0] == 0
+    assert make(add_bos_token=True).encode("a")[0] == 0
+    assert make(add_bos_token=True).encode("a", bos=False)[0] != 0
+    assert make(add_bos_token=True).encode("") == [0]
+    assert make(add_bos_token=None, pre="llama-bpe").add_bos
+    assert not make(add_bos_token=None, pre="qwen2").add_bos
+    assert not make(add_bos_token=True, bos_token_id=None).add_bos
+
+
+def test_ends_of_a_generation(make: Make, metadata: dict[str, Any]) -> None:
+    assert make().end_ids == {0, 2}  # <|endoftext|>, and eos
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    n = len(tokens)
+    assert make(tokens=[*tokens, "<end_of_turn>"], token_type=[*types, 4]).end_ids == {0, 2, n}
+    assert make(tokens=[*tokens, "<|eot_id|>"], token_type=[*types, 1]).end_ids == {0, 2, n}
+    assert make(tokens=[*tokens, "</s>"], token_type=[*types, 3]).end_ids == {0, 2, n}
+    assert make(tokens=[*tokens, "</s>"], token_type=[*types, 1]).end_ids == {0, 2}  # may be HTML
+    assert make(eot_token_id=5, eom_token_id=6).end_ids == {0, 2, 5, 6}
+    harmony = make(tokens=[*tokens, "<|return|>", "<|call|>", "<|end|>"], token_type=[*types, 3, 3, 3])
+    assert harmony.end_ids == {0, 2, n, n + 1}
+
+
+# ---- Words -----------------------------------------------------------------------------------------------------------
+
+WORDS = {
+    "gpt-2": (
+        ("a 1234  b", ["a", " 1234", " ", " b"]),
+        ("I'll I'LL", ["I", "'ll", " I", "'", "LL"]),
+        ("x\n\n  y", ["x", "\n\n ", " y"]),
+        ("(hi)!", ["(", "hi", ")!"]),
+    ),
+    "smollm": (("a 12", ["a", " ", "1", "2"]), ("x1y", ["x", "1", "y"])),
+    "llama-bpe": (
+        ("a 1234  b", ["a", " ", "123", "4", " ", " b"]),
+        ("I'LL (hi)!\n\nx", ["I", "'LL", " (", "hi", ")!\n\n", "x"]),
+        ("x \n \ny", ["x", " \n \n", "y"]),
+    ),
+    "qwen2": (("a 12", ["a", " ", "1", "2"]), ("(hi", ["(hi"])),
+    "default": (("a+b (1234)", ["a", "+", "b", " ", "(", "123", "4", ")"]),),
+}
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_words(make: Make, pre: str) -> None:
+    """With a vocabulary in which all that is not cut is merged."""
+    for text, words in WORDS[pre]:
+        tokens = sorted({character for word in words for character in _alphabet(word)})
+        merges = []
+        for word in map(_alphabet, [*words, text]):
+            for end in range(1, len(word)):
+                merges.append(f"{word[:end]} {word[end]}")
+                tokens.append(word[: end + 1])
+        tokens = list(dict.fromkeys(tokens))
+        tokenizer = make(
+            pre=pre, tokens=tokens, token_type=None, merges=list(dict.fromkeys(merges)), bos_token_id=None,
+            eos_token_id=None,
+        )  # fmt: skip
+        assert pieces(tokenizer, tokenizer.encode(text)) == words
+
+
+def _alphabet(text: str) -> str:
+    return text.replace(" ", "Ġ").replace("\n", "Ċ")
+
+
+# ---- Time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pre", {rules: name for name, rules in PRE_TOKENIZERS.items()}.values())  # each rule once
+def test_long_runs_take_linear_time(make: Make, pre: str) -> None:
+    tokenizer = make(pre=pre)
+    for text in ("a", " ", "日", " \n"):
+        start = time.process_time()
+        tokenizer.encode(text * (200_000 // len(text.encode())), special=True)
+        assert time.process_time() - start < 5
+
+
+def test_a_thousand_special_tokens_cost_little(make: Make, metadata: dict[str, Any]) -> None:
+    more = [f"<|reserved_{i}|>" for i in range(1000)] + ["<" * n for n in range(2, 30)]
+    tokenizer = make(
+        tokens=[*metadata["tokenizer.ggml.tokens"], *more],
+        token_type=[*metadata["tokenizer.ggml.token_type"]] + [4] * len(more),
+    )
+    for text in ("<" * 200_000, "<|reserved_" * 20_000, "<|reserved_999|>" * 10_000):
+        start = time.process_time()
+        tokenizer.encode(text, special=True)
+        assert time.process_time() - start < 5
+
+
+def test_importing_it_imports_no_library() -> None:
+    code = (
+        "import sys, pyedge.tokenizers as t; t.Tokenizer; t.StopMatcher;"
+        "print(sorted({'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ---- Files that are wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": None}, r"tokenizer\.ggml\.model: missing"),
+        ({"model": "llama"}, "'llama' is not supported yet"),
+        ({"model": "bert"}, "'bert' is not supported yet"),
+        ({"pre": "nonesuch"}, "'nonesuch' is not known.*--pre"),
+        ({"tokens": None}, r"tokenizer\.ggml\.tokens: empty or missing"),
+        ({"tokens": []}, r"tokenizer\.ggml\.tokens: empty or missing"),
+        ({"tokens": "abc"}, "not an array of strings"),
+        ({"tokens": [1, 2]}, "not an array of strings"),
+        ({"token_type": [1, 1]}, r"2 types for \d+ tokens"),
+        ({"merges": None}, r"tokenizer\.ggml\.merges: empty or missing"),
+        ({"merges": ["a b", "nonesuch x"]}, "merge 1, 'nonesuch' and 'x', is not of tokens"),
+        ({"merges": ["ab"]}, "merge 0, 'ab' and '', is not of tokens"),
+    ],
+)
+def test_refused(make: Make, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        make(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_pre_can_be_given(metadata: dict[str, Any]) -> None:
+    metadata["tokenizer.ggml.pre"] = "nonesuch"
+    assert Tokenizer.from_gguf(metadata, pre="smollm").encode("a")
+    del metadata["tokenizer.ggml.pre"]
+    assert Tokenizer.from_gguf(metadata).encode("a")  # 'default', with a warning
+
+
+@pytest.mark.parametrize("name", ["bos", "eos", "eot", "unknown", "padding"])
+@pytest.mark.parametrize("bad", [2**32 - 1, 10_000, -1, "2", True, 1.0])
+def test_ids_past_the_vocabulary_are_ignored(make: Make, caplog: Any, name: str, bad: Any) -> None:
+    tokenizer = make(**{f"{name}_token_id": bad, "add_bos_token": True})
+    assert f"{name}_token_id" in caplog.text
+    assert all(0 <= i < tokenizer.n_vocab for i in [*tokenizer.end_ids, *tokenizer.encode("a b", special=True)])
+    tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_tokens_that_are_not_utf8(metadata: dict[str, Any]) -> None:
+    class Raw(dict[str, Any]):
+        def bytes(self, key: str) -> list[bytes]:
+            return [t if isinstance(t, bytes) else t.encode() for t in self[key]]
+
+    metadata["tokenizer.ggml.tokens"] += [b"\xff\xfe", "�".encode()]
+    metadata["tokenizer.ggml.token_type"] += [1, 1]
+    tokenizer = Tokenizer.from_gguf(Raw(metadata))
+    assert tokenizer.token_bytes(tokenizer.n_vocab - 2) == b"\xff\xfe"
+    assert tokenizer.token_bytes(tokenizer.n_vocab - 1) == "�".encode()
+    assert tokenizer.decode(tokenizer.encode("The light �")) == "The light �"
+
+
+def test_a_token_outside_the_byte_alphabet_stands_for_itself(make: Make, metadata: dict[str, Any]) -> None:
+    more = ["日本", "a b", "\x85"]
+    tokenizer = make(
+        tokens=[*metadata["tokenizer.ggml.tokens"], *more], token_type=[*metadata["tokenizer.ggml.token_type"], 1, 1, 1]
+    )
+    n = tokenizer.n_vocab
+    assert pieces(tokenizer, [n - 3, n - 2, n - 1]) == more
