@@ -3,6 +3,7 @@
 #ifndef PE_VEC_H
 #define PE_VEC_H
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,8 +16,10 @@ enum { VL = 8 };  // lanes
 typedef __m256 vf;
 typedef __m256i vi;
 
-PE_INLINE bool v_supported(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+PE_INLINE bool v_supported(void) {  // clang 14 knows no __builtin_cpu_supports("f16c")
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & bit_F16C) != 0;
 }
 
 // ---- float ----
