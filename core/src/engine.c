@@ -149,8 +149,10 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->step.rows = part(base, &at, rows * sizeof(int32_t));
     e->step.tables = part(base, &at, (size_t)o->max_sequences * (size_t)o->max_pages_per_sequence * sizeof(int32_t));
     e->tile_start = part(base, &at, (pieces + 1) * sizeof(int32_t));
-    e->act_q = part(base, &at, act_rows * columns);
-    e->act_blocks = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
+    e->act.q = part(base, &at, act_rows * columns);
+    e->act.fine_q = part(base, &at, act_rows * columns);
+    e->act.blocks = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
+    e->act.fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
     e->gathered = part(base, &at, rows * columns * sizeof(float));
     e->logits = part(base, &at, rows * (size_t)m->n_vocab * sizeof(float));
     e->worker_bytes = align64(unpack > attend ? unpack : attend);
@@ -241,7 +243,7 @@ pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const i
     if (slot < 0 || slot >= o->max_sequences)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: there are %d", slot, o->max_sequences);
     if (first < 0 || n < 0 || first > o->max_pages_per_sequence - n)
-        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "entries [%d, %d): a block table has %d", first, first + n,
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "%d entries from %d on: a block table has %d", n, first,
                        o->max_pages_per_sequence);
     for (int32_t i = 0; i < n; i++)
         if (pages[i] < 0 || pages[i] >= o->n_pages)

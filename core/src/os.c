@@ -112,6 +112,17 @@ char *pe_os_read_text(const char *path) {
 // ---- memory
 // ----------------------------------------------------------------------------------------------------------
 
+#ifdef __SANITIZE_ADDRESS__  // which sees the ends of heap blocks, and not those of mappings
+void *pe_os_alloc(size_t bytes) {
+    void *p;
+    return posix_memalign(&p, 4096, bytes ? bytes : 1) ? NULL : memset(p, 0, bytes);
+}
+
+void pe_os_free(void *p, size_t bytes) {
+    (void)bytes;
+    free(p);
+}
+#else
 // No advice for huge pages here: a KV pool is touched page by page, and one touched token would make 2 MiB resident.
 void *pe_os_alloc(size_t bytes) {
     if (bytes == 0) bytes = 1;
@@ -122,6 +133,7 @@ void *pe_os_alloc(size_t bytes) {
 void pe_os_free(void *p, size_t bytes) {
     if (p) munmap(p, bytes ? bytes : 1);
 }
+#endif
 
 // ---- processors and memory of the machine
 // ------------------------------------------------------------------------------

@@ -105,6 +105,9 @@ static pe_status check_embed(checker *c) {
     const pe_tensor *t;
     TRY(matrix(c, 0, c->to->embed.d_model, &t));
     if (c->m->n_vocab == 0) c->m->n_vocab = t->ne[1];
+    if (t->ne[1] != c->m->n_vocab)  // tokens are checked against one number of rows
+        return BAD(c, "tensor '%s' has %lld rows, the vocabulary has %lld", t->name, (long long)t->ne[1],
+                   (long long)c->m->n_vocab);
     return set_width(c, 0, t->ne[0]);
 }
 
@@ -137,7 +140,8 @@ static pe_status check_rope(checker *c) {
     const pe_rope_parameters *p = &c->to->rope;
     TRY(want_heads(c, 0, p->n_heads, p->head_dim));
     TRY(want_width(c, 1, p->n_rot));
-    if (p->n_rot > p->head_dim) return BAD(c, "rotates %lld of %lld dims", (long long)p->n_rot, (long long)p->head_dim);
+    if (p->n_rot > p->head_dim || p->n_rot % 2)
+        return BAD(c, "rotates %lld of %lld dims", (long long)p->n_rot, (long long)p->head_dim);
     if (p->pairing != 0 && p->pairing != 1) return BAD(c, "no such pairing: %lld", (long long)p->pairing);
     return set_width(c, 0, in_width(c, 0));
 }
