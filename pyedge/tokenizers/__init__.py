@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyedge.errors import ModelError
 from pyedge.tokenizers.bpe import BpeTokenizer
@@ -16,6 +16,9 @@ from pyedge.tokenizers.chat_template import ChatTemplate, Message, Prompt, check
 from pyedge.tokenizers.detokenizer import IncrementalDetokenizer
 from pyedge.tokenizers.stop import StopMatcher
 from pyedge.tokenizers.vocabulary import Metadata, SpecialTokens, Vocabulary
+
+if TYPE_CHECKING:
+    from pyedge.tokenizers.template_sandbox import ChatTemplateError
 
 __all__ = ["ChatTemplateError", "IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
 
@@ -41,7 +44,8 @@ _KINDS = {"gpt2": BpeTokenizer}
 
 
 class Tokenizer:
-    """Tokenization, detokenization and chat prompts. Decoding what was encoded gives the same text, to the byte."""
+    """Tokenization, detokenization and chat prompts. Decoding what was encoded gives the same text, to the byte
+    (but for bytes that a vocabulary has no token for)."""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Tokenizer:
         model = gguf.get("tokenizer.ggml.model")
         if model is None:
             raise ModelError("tokenizer.ggml.model: missing; this file has no tokenizer, use a complete one")
-        if model not in _KINDS:
+        if not isinstance(model, str) or model not in _KINDS:
             raise ModelError(
                 f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported yet; only {', '.join(_KINDS)} is"
             )
@@ -210,6 +214,7 @@ class Tokenizer:
 def _chat_templates(gguf: Metadata) -> dict[str, str]:
     key = "tokenizer.chat_template"
     templates = {"default": gguf.get(key)}
-    for name in gguf.get("tokenizer.chat_templates") or ():
+    names = gguf.get("tokenizer.chat_templates")
+    for name in names if isinstance(names, list) else ():
         templates.setdefault(str(name), gguf.get(f"{key}.{name}"))
     return {name: source for name, source in templates.items() if isinstance(source, str) and source}

@@ -17,12 +17,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyedge.tokenizers.vocabulary import longest_of
-
-if TYPE_CHECKING:
-    from pyedge.tokenizers.template_sandbox import ChatTemplateError as ChatTemplateError
 
 Message = Mapping[str, Any]
 

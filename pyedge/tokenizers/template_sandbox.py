@@ -11,7 +11,7 @@ Jinja's sandbox guards names, not costs, and one operation can cost a gigabyte. 
     fuel goes down, which bounds time. Operations that can make much more than they are given (`*`, `center`,
     `replace`, ...) are checked before they run.
   - No value weighs more than MAX_CHARS, and a container weighs its content each time that it occurs: a list that holds
-    itself twice, thirty times over, is refused when it is made. So nothing that walks a value (text, JSON, ==) can.
+    itself twice, thirty times over, is refused when it is made. So walking a value (text, JSON, ==) never takes long.
   - Attributes, filters, tests and globals are those listed here. No other exists.
 """
 

@@ -65,7 +65,8 @@ class Vocabulary:
         texts, raw = read_texts(gguf, "tokenizer.ggml.tokens")
         if not texts:
             raise ModelError("tokenizer.ggml.tokens: empty or missing; this file has no vocabulary, use a complete one")
-        types = list(gguf.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(texts))
+        found = gguf.get("tokenizer.ggml.token_type")
+        types = list(found) if isinstance(found, Sequence) else [TokenType.NORMAL] * len(texts)
         if len(types) != len(texts):
             raise ModelError(f"tokenizer.ggml.token_type: {len(types)} types for {len(texts)} tokens; convert it again")
         _mark_turns(texts, types)
