@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from program import ELSEWHERE, environment
 
 from pyedge import _core
 
@@ -19,7 +20,6 @@ OTHERS = [name for name, supported in _core.isas() if supported and name != _cor
 @pytest.mark.parametrize("isa", OTHERS)
 def test_with(isa: str, file: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(Path(__file__).parent / file)]
-    done = subprocess.run(
-        command, env=os.environ | {"PYEDGE_ISA": isa}, capture_output=True, text=True, timeout=300, check=False
-    )
+    env = environment(PYEDGE_ISA=isa)
+    done = subprocess.run(command, env=env, cwd=ELSEWHERE, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
