@@ -153,6 +153,7 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->act.fine_q = part(base, &at, act_rows * columns);
     e->act.blocks = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
     e->act.fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
+    e->act.has_fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK / 64 + 1) * sizeof(uint64_t));
     e->gathered = part(base, &at, rows * columns * sizeof(float));
     e->logits = part(base, &at, rows * (size_t)m->n_vocab * sizeof(float));
     e->worker_bytes = align64(unpack > attend ? unpack : attend);

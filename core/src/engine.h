@@ -36,8 +36,7 @@ struct pe_engine {
     // Scratch, inside one allocation.
     uint8_t *scratch;
     size_t scratch_bytes;
-    int8_t *act_q;  // [max(max_tokens, max_rows), max_columns]
-    pe_act_block *act_blocks;
+    pe_act act;               // q, blocks and their fine terms for max(max_tokens, max_rows) rows of max_columns
     float *gathered;          // [max_rows, max_columns]: the sampled rows
     uint8_t *worker_scratch;  // [threads, worker_bytes]
     size_t worker_bytes;

@@ -118,8 +118,7 @@ static void quantize_item(void *ctx, int64_t item, int worker) {
     (void)worker;
     const matmul *j = ctx;
     for (int64_t t = item * j->per_item; t < least((item + 1) * j->per_item, j->rows); t++)
-        j->r->k->quantize(j->act.x + t * j->act.ldx, j->cols, j->r->e->act_q + t * j->act.ldq,
-                          j->r->e->act_blocks + t * j->act.ldb);
+        j->r->k->quantize(&j->act, t, j->cols);
 }
 
 static void matmul_item(void *ctx, int64_t item, int worker) {
@@ -143,13 +142,16 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
 
 // y_i = x W_i^T + b_i over the op's weights; x: [rows, cols]
 static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, float *const *y) {
-    const int64_t blocks = cols / PE_ACT_BLOCK + 1;
     matmul j = {.r = r,
-                .act = {.x = x, .ldx = cols, .ldq = cols, .ldb = blocks},
+                .act = r->e->act,
                 .rows = rows,
                 .cols = cols,
                 .f32 = r->m->precision == PE_PRECISION_F32,
                 .n_outputs = r->op->n_outputs};
+    j.act.x = x;
+    j.act.ldx = j.act.ldq = cols;
+    j.act.ldb = cols / PE_ACT_BLOCK;
+    j.act.ldm = (j.act.ldb + 63) / 64;
     int64_t n_items = 0;
     bool integers = false;
     for (int i = 0; i < j.n_outputs; i++) {
@@ -166,8 +168,6 @@ static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, f
         n_items += (w->n_panels + j.out[i].panels_per_item - 1) / j.out[i].panels_per_item * j.out[i].token_blocks;
     }
     if (integers && !j.f32) {
-        j.act.q = r->e->act_q;
-        j.act.blocks = r->e->act_blocks;
         j.per_item = rows * cols > SERIAL_FLOATS ? SERIAL_FLOATS / 4 / cols + 1 : rows;
         pe_parallel(r->width, (rows + j.per_item - 1) / j.per_item, quantize_item, &j);
     }

@@ -40,13 +40,23 @@ typedef struct pe_act_block {
 } pe_act_block;
 
 // The input of one op, made once for all its weights.
+//
+// Rounding errors grow with a block's scale, and a few blocks that hold outliers make most of a row's: so a block whose
+// d is over PE_FINE_ABOVE times the row's mean d gets a second term for what the first left, x = d * q + fine.d * fine_q.
+// Whether it does depends on its own row alone. Measured on SmolLM2: 8 % of the blocks have one, the mean error of the
+// log-probabilities falls from 0.094 to 0.053, and a prompt takes 6 % longer.
+#define PE_FINE_ABOVE 2.0f
 typedef struct pe_act {
     const float *x;  // [T, K], row stride ldx
     int64_t ldx;
-    const int8_t *q;  // [T, K], row stride ldq; NULL when nothing integer reads it
+    int8_t *q;       // [T, K], row stride ldq; NULL when nothing integer reads it
+    int8_t *fine_q;  // the same shape, written where there is a second term
     int64_t ldq;
-    const pe_act_block *blocks;  // [T, K / 32], row stride ldb
+    pe_act_block *blocks;  // [T, K / 32], row stride ldb
+    pe_act_block *fine;    // the same shape, written where there is a second term
     int64_t ldb;
+    uint64_t *has_fine;  // [T, ldm]: bit b of a row is its block b
+    int64_t ldm;         // K / 32 / 64, rounded up
 } pe_act;
 
 // Keys and values of one layer, as one sequence sees them through its block table.
@@ -84,7 +94,7 @@ typedef struct pe_kernels {
     size_t (*block_bytes)(pe_class cls, pe_scales scales);
     void (*unpack_row)(const pe_weight *w, int64_t row, float *out);  // out: [cols]
 
-    void (*quantize)(const float *x, int64_t k, int8_t *q, pe_act_block *blocks);
+    void (*quantize)(const pe_act *a, int64_t t, int64_t k);  // fills row t, of k activations, from x
     // y[t, row] = sum over k of w[row, k] * x[t, k], + bias[row], for tokens [t0, t1) and panels [p0, p1).
     void (*linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                    int64_t p1, float *y, int64_t ldy);

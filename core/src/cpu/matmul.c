@@ -6,6 +6,7 @@
 #define FLATTEN __attribute__((flatten, noinline))
 
 enum {
+    BLOCK_VECTORS = PE_ACT_BLOCK / VL,
     TOKENS_PER_TILE = 4,
     PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
     PREFETCH = 1152,    // bytes ahead in each stream
@@ -14,22 +15,47 @@ enum {
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
 
-void PE_FN(quantize)(const float *x, int64_t k, int8_t *q, pe_act_block *blocks) {
-    for (int64_t b = 0; b < k / PE_ACT_BLOCK; b++, x += PE_ACT_BLOCK, q += PE_ACT_BLOCK) {
-        // The bits of |x| compare like integers, and NaN is the largest: it reaches d and so the logits, where it is told.
-        vi top = vi_zero();
-        for (int i = 0; i < PE_ACT_BLOCK; i += VL) top = vi_max(top, vf_as_i32(vf_abs(vf_load(x + i))));
-        const float max = pe_bits_f32((uint32_t)vi_hmax(top));
-        const vf inverse = vf_set1(max > 0 ? 127.0f / max : 0);
-        vi half[2] = {vi_zero(), vi_zero()};
-        for (int i = 0; i < PE_ACT_BLOCK; i += VL) {
-            const vi n = vf_to_i32(vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_mul(vf_load(x + i), inverse))));
-            vi_store_i8(q + i, n);
-            half[i / 16] = vi_add(half[i / 16], n);
+// Rounds 32 numbers to q * d, |q| <= 127.
+PE_INLINE pe_act_block round_block(const vf *x, int8_t *q) {
+    // The bits of |x| compare like integers, and NaN is the largest: it reaches d and so the logits, where it is told.
+    vi top = vi_zero();
+    for (int i = 0; i < BLOCK_VECTORS; i++) top = vi_max(top, vf_as_i32(vf_abs(x[i])));
+    const float max = pe_bits_f32((uint32_t)vi_hmax(top)), d = max / 127.0f;
+    const vf inverse = vf_set1(max > 1e-35f ? 127.0f / max : 0);  // below, 127 / max may be infinite
+    vi half[2] = {vi_zero(), vi_zero()};
+    for (int i = 0; i < BLOCK_VECTORS; i++) {
+        const vi n = vf_to_i32(vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_mul(x[i], inverse))));
+        vi_store_i8(q + i * VL, n);
+        half[2 * i / BLOCK_VECTORS] = vi_add(half[2 * i / BLOCK_VECTORS], n);
+    }
+    const int32_t h0 = vi_sum(half[0]), h1 = vi_sum(half[1]);
+    return (pe_act_block){d, d * (float)(h0 + h1), h0 + h1, {(int16_t)h0, (int16_t)h1}};
+}
+
+void PE_FN(quantize)(const pe_act *a, int64_t t, int64_t k) {
+    const float *x = a->x + t * a->ldx;
+    int8_t *q = a->q + t * a->ldq, *fine_q = a->fine_q + t * a->ldq;
+    pe_act_block *block = a->blocks + t * a->ldb, *fine = a->fine + t * a->ldb;
+    const int64_t n = k / PE_ACT_BLOCK;
+    vf v[BLOCK_VECTORS];
+    float sum = 0;
+    for (int64_t b = 0; b < n; b++) {
+        for (int i = 0; i < BLOCK_VECTORS; i++) v[i] = vf_load(x + b * PE_ACT_BLOCK + i * VL);
+        block[b] = round_block(v, q + b * PE_ACT_BLOCK);
+        sum += block[b].d;
+    }
+    const float limit = PE_FINE_ABOVE * sum / (float)n;  // NaN or infinite: no block is above it
+    uint64_t *has_fine = a->has_fine + t * a->ldm;
+    for (int64_t i = 0; i < a->ldm; i++) has_fine[i] = 0;
+    for (int64_t b = 0; b < n; b++) {
+        if (!(block[b].d > limit)) continue;
+        has_fine[b / 64] |= UINT64_C(1) << b % 64;
+        const vf d = vf_set1(-block[b].d);
+        for (int i = 0; i < BLOCK_VECTORS; i++) {
+            const int64_t at = b * PE_ACT_BLOCK + i * VL;
+            v[i] = vf_fma(d, vi_to_f32(vi_load_i8(q + at)), vf_load(x + at));
         }
-        const int32_t h0 = vi_sum(half[0]), h1 = vi_sum(half[1]);
-        const float d = max / 127.0f;
-        blocks[b] = (pe_act_block){d, d * (float)(h0 + h1), h0 + h1, {(int16_t)h0, (int16_t)h1}};
+        fine[b] = round_block(v, fine_q + b * PE_ACT_BLOCK);
     }
 }
 
@@ -41,11 +67,46 @@ PE_INLINE int32_t halves_bits(const pe_act_block *b) {
     return v;
 }
 
+// Adds unit u of a panel block, the panel's unit `at` (32 k), to sum [R], for those of the R tokens whose bit is set in `who`.
+// q, ab: the tokens' rows.
+PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R, const unsigned who,
+                        const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
+                        vf *sum) {
+    const int unit_bytes = cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
+    const int q_at = scales == PE_SCALES_K16 ? LAYOUT_Q_K16 : scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D;
+    const int zero_bits = cls == PE_CLASS_U4 ? 3 : 0;  // i8 has no zero to take out, dot_u6 does it itself
+    const uint8_t *unit = block + q_at + u * unit_bytes;
+    const vf d = vf_load_f16((const uint16_t *)(block + LAYOUT_D));
+    vi s[TOKENS_PER_TILE];
+    if (cls == PE_CLASS_U6) {
+        int32_t halves[TOKENS_PER_TILE];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) halves[r] = halves_bits(ab[r] + at);
+        dot_u6(unit, (const int8_t *)block + LAYOUT_SUB + 2 * VL * u, q, halves, 32 * at, R, s);
+    } else if (cls == PE_CLASS_U4) {
+        dot_u4(unit, q, 32 * at, R, s);
+    } else {
+        dot_i8(unit, q, 32 * at, R, s);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        if (!(who >> r & 1)) continue;
+        if (scales == PE_SCALES_D && zero_bits) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][at].sum), zero_bits));
+        sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
+    }
+    if (scales == PE_SCALES_DM) {
+        const vf m = vf_load_f16((const uint16_t *)(block + LAYOUT_M));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+            if (who >> r & 1) sum[r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[r]);
+    }
+}
+
+// All first terms in order of k, then the second terms of those units that have one, in order of k.
 PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const int R, const int P, const pe_weight *w,
                             const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {
-    const int unit_bytes = cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
-    const int zero_bits = cls == PE_CLASS_U4 ? 3 : 0;  // i8 has no zero to take out, dot_u6 does it itself
-    const uint8_t *block = w->data + (size_t)panel * w->panel_bytes;
+    const int units = scales == PE_SCALES_K16 ? 8 : 1;
+    const uint8_t *panels = w->data + (size_t)panel * w->panel_bytes, *block = panels;
     const int8_t *q[TOKENS_PER_TILE];
     const pe_act_block *ab[TOKENS_PER_TILE];
     vf sum[PANELS_OF_ONE][TOKENS_PER_TILE];
@@ -56,39 +117,33 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) sum[p][r] = vf_zero();
     }
-    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
+    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes)
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const uint8_t *from = block + (size_t)p * w->panel_bytes;
-            const vf d = vf_load_f16((const uint16_t *)(from + LAYOUT_D));
             if (R == 1)
                 for (size_t ahead = 0; ahead < w->block_bytes; ahead += 64) v_prefetch(from + PREFETCH + ahead);
-            vi s[TOKENS_PER_TILE];
-            if (scales == PE_SCALES_K16) {
-                for (int u = 0; u < 8; u++) {
-                    int32_t halves[TOKENS_PER_TILE];
+            for (int u = 0; u < units; u++) add_unit(cls, scales, R, ~0u, from, units * b + u, u, q, ab, sum[p]);
+        }
 #pragma GCC unroll 4
-                    for (int r = 0; r < R; r++) halves[r] = halves_bits(ab[r] + 8 * b + u);
-                    dot_u6(from + LAYOUT_Q_K16 + u * unit_bytes, (const int8_t *)from + LAYOUT_SUB + 2 * VL * u, q,
-                           halves, 256 * b + 32 * u, R, s);
+    for (int r = 0; r < R; r++) {
+        q[r] = a->fine_q + (t + r) * a->ldq;
+        ab[r] = a->fine + (t + r) * a->ldb;
+    }
+    for (int64_t word = 0; word < a->ldm; word++) {
+        uint64_t any = 0;
 #pragma GCC unroll 4
-                    for (int r = 0; r < R; r++)
-                        sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][8 * b + u].d)), vi_to_f32(s[r]), sum[p][r]);
-                }
-                continue;
-            }
-            if (cls == PE_CLASS_U4) dot_u4(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
-            else dot_i8(from + (scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D), q, 32 * b, R, s);
+        for (int r = 0; r < R; r++) any |= a->has_fine[(t + r) * a->ldm + word];
+        for (; any; any &= any - 1) {
+            const int64_t at = 64 * word + __builtin_ctzll(any);
+            // A token that has no second term here must not even add zero: it could change a zero's sign.
+            unsigned who = 0;
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                if (scales == PE_SCALES_D && zero_bits) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][b].sum), zero_bits));
-                sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][b].d)), vi_to_f32(s[r]), sum[p][r]);
-            }
-            if (scales == PE_SCALES_DM) {
-                const vf m = vf_load_f16((const uint16_t *)(from + LAYOUT_M));
+            for (int r = 0; r < R; r++) who |= (unsigned)(a->has_fine[(t + r) * a->ldm + word] >> at % 64 & 1) << r;
+            const uint8_t *from = panels + (size_t)(at / units) * w->block_bytes;
 #pragma GCC unroll 4
-                for (int r = 0; r < R; r++) sum[p][r] = vf_fma(m, vf_set1(ab[r][b].d_sum), sum[p][r]);
-            }
+            for (int p = 0; p < P; p++)
+                add_unit(cls, scales, R, who, from + (size_t)p * w->panel_bytes, at, (int)(at % units), q, ab, sum[p]);
         }
     }
 #pragma GCC unroll 4
