@@ -49,9 +49,10 @@ enum {
 };
 
 // exp(x) to about 1 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2], as in Cephes' expf. exp(0) is exactly 1;
-// below -87 the result stays at exp(-87), so a caller that masks must do so by selecting. NaN stays NaN.
+// below -87 the result stays at exp(-87), so a caller that masks must do so by selecting; from 88.4 on it is infinite, so
+// that the gate of a large negative number is zero. NaN stays NaN.
 PE_INLINE vf vf_exp(vf x) {
-    x = vf_max(vf_set1(-87.0f), vf_min(vf_set1(88.0f), x));  // x second: NaN passes through
+    x = vf_max(vf_set1(-87.0f), vf_min(vf_set1(89.0f), x));  // x second: NaN passes through
     const vi n = vf_to_i32(vf_mul(x, vf_set1(1.44269504088896341f)));
     const vf nf = vi_to_f32(n);
     vf r = vf_fma(nf, vf_set1(-0.693359375f), x);
