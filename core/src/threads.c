@@ -12,7 +12,7 @@
 // how many items there are (20) and the next one (20). A worker that wakes late fails its exchange instead of touching
 // another job; one that wins may read the job's fields, which stay until its item is done.
 typedef uint64_t ticket;
-enum { NEXT_BITS = 20, ITEM_BITS = 20, WIDTH_BITS = 8 };
+enum { NEXT_BITS = 20, ITEM_BITS = 20, WIDTH_BITS = 8, MAX_ITEMS = (1 << ITEM_BITS) - 1 };
 
 static ticket make_ticket(uint32_t job, int width, int64_t n) {
     return (ticket)job << (NEXT_BITS + ITEM_BITS + WIDTH_BITS) | (ticket)width << (NEXT_BITS + ITEM_BITS) |
@@ -27,11 +27,14 @@ static struct pool {
     int n_threads;         // workers, the caller not counted
     pe_task fn;            // the job: written before its ticket is
     void *ctx;
+    int64_t first;  // number of the ticket's item 0
     _Alignas(64) _Atomic ticket now;
     _Alignas(64) _Atomic uint32_t pending;  // items not yet done
     _Atomic uint32_t caller_sleeps;
     _Alignas(64) _Atomic uint32_t jobs;  // how many were published: what workers sleep on
     _Atomic uint32_t sleepers;
+    int last_width;                       // of the last job
+    _Alignas(64) _Atomic uint32_t wider;  // counts jobs wider than the one before: what workers without use sleep on
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static inline void relax(void) {
@@ -66,7 +69,7 @@ static void take_items(int worker) {
             if (ticket_next(t) >= ticket_items(t) || worker >= ticket_width(t)) return;
         } while (
             !atomic_compare_exchange_weak_explicit(&pool.now, &t, t + 1, memory_order_acq_rel, memory_order_acquire));
-        pool.fn(pool.ctx, ticket_next(t), worker);
+        pool.fn(pool.ctx, pool.first + ticket_next(t), worker);
         if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps)) pe_os_wake(&pool.pending, 1);
     }
 }
@@ -79,6 +82,12 @@ static void *worker_main(void *arg) {
         const uint32_t jobs = atomic_load(&pool.jobs);
         if (jobs != seen) {
             seen = jobs;
+            continue;
+        }
+        // A worker that the last job had no use for neither spins nor takes the wake-up of one that is needed.
+        const uint32_t wider = atomic_load(&pool.wider);
+        if (worker >= ticket_width(atomic_load(&pool.now))) {
+            pe_os_wait(&pool.wider, wider);
             continue;
         }
         if (spin(&pool.jobs, seen)) continue;
@@ -98,6 +107,8 @@ static void after_fork(void) {
     atomic_store(&pool.caller_sleeps, 0);
     atomic_store(&pool.jobs, 0);
     atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.wider, 0);
+    pool.last_width = 0;
 }
 
 static void register_fork(void) { pthread_atfork(NULL, NULL, after_fork); }
@@ -124,18 +135,22 @@ int pe_pool_lock(int width) {
 
 void pe_pool_unlock(void) { pthread_mutex_unlock(&pool.lock); }
 
-void pe_parallel(int width, int64_t n, pe_task fn, void *ctx) {
-    if (width <= 1 || n <= 1) {
-        for (int64_t i = 0; i < n; i++) fn(ctx, i, 0);
-        return;
-    }
+// Items [first, first + n), as many as a ticket can count.
+static void run_job(int width, int64_t first, int64_t n, pe_task fn, void *ctx) {
     pool.fn = fn;
     pool.ctx = ctx;
+    pool.first = first;
     atomic_store(&pool.pending, (uint32_t)n);
     const uint32_t job = atomic_load(&pool.jobs) + 1;
     atomic_store(&pool.now, make_ticket(job & 0xffff, width, n));
     atomic_store(&pool.jobs, job);
-    if (atomic_load(&pool.sleepers)) pe_os_wake(&pool.jobs, width - 1);
+    // After a wider job, all: those that sleep here without use would take the wake-up of one that is needed.
+    if (atomic_load(&pool.sleepers)) pe_os_wake(&pool.jobs, width < pool.last_width ? pool.n_threads : width - 1);
+    if (width > pool.last_width) {
+        atomic_fetch_add(&pool.wider, 1);
+        pe_os_wake(&pool.wider, pool.n_threads);
+    }
+    pool.last_width = width;
     take_items(0);
     for (;;) {
         const uint32_t left = atomic_load_explicit(&pool.pending, memory_order_acquire);
@@ -145,4 +160,13 @@ void pe_parallel(int width, int64_t n, pe_task fn, void *ctx) {
         pe_os_wait(&pool.pending, left);
         atomic_store(&pool.caller_sleeps, 0);
     }
+}
+
+void pe_parallel(int width, int64_t n, pe_task fn, void *ctx) {
+    if (width <= 1 || n <= 1) {
+        for (int64_t i = 0; i < n; i++) fn(ctx, i, 0);
+        return;
+    }
+    for (int64_t first = 0; first < n; first += MAX_ITEMS)
+        run_job(width, first, n - first < MAX_ITEMS ? n - first : MAX_ITEMS, fn, ctx);
 }

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { PE_MAX_THREADS = 255, PE_MAX_ITEMS = (1 << 20) - 1 };
+enum { PE_MAX_THREADS = 255 };
 
 typedef void (*pe_task)(void *ctx, int64_t item, int worker);  // 0 <= worker < width
 
@@ -14,7 +14,7 @@ typedef void (*pe_task)(void *ctx, int64_t item, int worker);  // 0 <= worker < 
 int pe_pool_lock(int width);
 void pe_pool_unlock(void);
 
-// Runs fn for every item in [0, n) and returns when all are done. The caller holds the pool. n <= PE_MAX_ITEMS.
+// Runs fn for every item in [0, n) and returns when all are done. The caller holds the pool.
 // Whatever one item writes is visible to the caller afterwards.
 void pe_parallel(int width, int64_t n, pe_task fn, void *ctx);
 

@@ -94,6 +94,30 @@ static void check_sleep(void) {
     CHECK(wrong == 0, "%d jobs went wrong", wrong);
 }
 
+static atomic_int by_first;
+
+static void tell_worker(void *ctx, int64_t item, int worker) {
+    (void)ctx;
+    (void)item;
+    if (worker == 1) atomic_fetch_add(&by_first, 1);
+    pause_us(3000);
+}
+
+// A job narrower than the pool must wake the workers it may have, not others that sleep beside them.
+static void check_narrow(void) {
+    snprintf(check_where, sizeof check_where, "narrow jobs in a wide pool");
+    run_job(pe_pool_lock(16), 64, done_by_main, NULL);
+    pe_pool_unlock();
+    const int width = pe_pool_lock(2);
+    atomic_store(&by_first, 0);
+    for (int i = 0; i < 40; i++) {
+        pause_us(1000);  // all are asleep
+        pe_parallel(width, 2, tell_worker, NULL);
+    }
+    pe_pool_unlock();
+    CHECK(atomic_load(&by_first) >= 10, "of 40 jobs, the one other worker took part in %d", atomic_load(&by_first));
+}
+
 static long under_lock;  // plain: the lock alone guards it
 
 static void *contend(void *arg) {
@@ -198,6 +222,7 @@ int main(int argc, char **argv) {
     check_sizes();
     check_many(jobs);
     check_sleep();
+    check_narrow();
     check_callers();
 #ifndef __SANITIZE_THREAD__
     check_fork(false);

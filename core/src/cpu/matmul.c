@@ -24,7 +24,7 @@ PE_INLINE pe_act_block round_block(const vf *x, int8_t *q) {
     const vf inverse = vf_set1(max > 1e-35f ? 127.0f / max : 0);  // below, 127 / max may be infinite
     vi half[2] = {vi_zero(), vi_zero()};
     for (int i = 0; i < BLOCK_VECTORS; i++) {
-        const vi n = vf_to_i32(vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_mul(x[i], inverse))));
+        const vi n = vf_to_i32(vf_max(vf_min(vf_mul(x[i], inverse), vf_set1(127)), vf_set1(-127)));
         vi_store_i8(q + i * VL, n);
         half[2 * i / BLOCK_VECTORS] = vi_add(half[2 * i / BLOCK_VECTORS], n);
     }
