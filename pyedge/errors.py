@@ -13,3 +13,7 @@ class NotBuiltError(ImportError):
 
     def __init__(self) -> None:
         super().__init__('pyedge is not built here: run "pip install -e ." in this folder', name="pyedge._core")
+
+
+class CancelledError(RuntimeError):
+    """A step was broken off by `_core.Engine.cancel`. What it computed is lost; it can be repeated."""
