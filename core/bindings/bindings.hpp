@@ -15,8 +15,7 @@
 #include "pyedge.h"
 
 // Raises what a failed call reports: ValueError for wrong arguments, MemoryError, pyedge.ModelError for what lies in
-// the file or the model, RuntimeError for a cancelled step. The op at fault, if any, stands before the message. Needs
-// the GIL.
+// the file or the model, pyedge.errors.CancelledError for a cancelled step. Needs the GIL.
 void check(pe_status status, const pe_error &err);
 
 void bind_gguf(pybind11::module_ &m);
@@ -54,6 +53,8 @@ class Sampler {
     std::int32_t n_vocab() const { return n_vocab_; }
     void accept(const std::vector<std::int64_t> &tokens, bool generated);
     // logits: [n_vocab]. Called with the GIL, which it releases meanwhile; a second caller waits for the first.
+    // The same without an exception.
+    pe_status try_sample(const float *logits, std::int64_t position, pe_sampled &out, pe_error &err);
     pe_sampled sample(const float *logits, std::int64_t position);
 
   private:

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <exception>
@@ -16,6 +17,18 @@
 namespace py = pybind11;
 
 namespace {
+
+// Names of the C API's enums, in their order.
+const std::vector<std::string> PRECISIONS = {"fast", "f32"};  // pe_precision
+const std::vector<std::string> KV_TYPES = {"f32", "f16"};     // pe_kv_type
+
+std::int32_t index_of(const std::vector<std::string> &names, const std::string &name, const char *what) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found != names.end()) return static_cast<std::int32_t>(found - names.begin());
+    std::string all;
+    for (const auto &n : names) all += (all.empty() ? "'" : ", '") + n + "'";
+    throw py::value_error(std::string(what) + " '" + name + "' is not known; choose from " + all);
+}
 
 using OpTuple = std::tuple<std::int32_t, std::string, std::vector<std::int32_t>, std::vector<std::int32_t>,
                            std::vector<std::int32_t>, std::vector<std::variant<std::int64_t, double>>>;
@@ -66,9 +79,7 @@ class Model {
             ops.push_back(op);
         }
         pe_model_options options{};
-        if (precision == "f32") options.precision = PE_PRECISION_F32;
-        else if (precision != "fast")
-            throw py::value_error("precision must be 'fast' or 'f32', not '" + precision + "'");
+        options.precision = index_of(PRECISIONS, precision, "precision");
         options.threads = threads;
         pe_gguf *file = gguf.handle();
         pe_gguf_retain(file);  // another thread may close it meanwhile
@@ -92,12 +103,6 @@ class Model {
     std::unique_ptr<pe_model, Release> handle_;
 };
 
-std::int32_t kv_type_of(const std::string &name) {
-    if (name == "f16") return PE_KV_F16;
-    if (name == "f32") return PE_KV_F32;
-    throw py::value_error("kv_type must be 'f16' or 'f32', not '" + name + "'");
-}
-
 class Engine {
   public:
     Engine(const Model &model, std::int32_t page_size, std::int32_t n_pages, std::int32_t max_tokens,
@@ -112,7 +117,7 @@ class Engine {
         o.max_rows = max_rows;
         o.max_sequences = max_sequences;
         o.max_pages_per_sequence = max_pages_per_sequence;
-        o.kv_type = kv_type_of(kv_type);
+        o.kv_type = index_of(KV_TYPES, kv_type, "kv_type");
         o.threads = threads;
         pe_engine *handle = nullptr;
         pe_error err{};
@@ -175,10 +180,18 @@ class Engine {
         if (sampler.n_vocab() != n_vocab_)
             throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) +
                                   ", the model has " + std::to_string(n_vocab_));
+        pe_sampled out;
+        pe_error err{};
         const float *logits = pe_engine_logits(handle_.get()) + row * n_vocab_;
-        for (std::int32_t i = 0; i < n_vocab_; i++)
-            if (std::isnan(logits[i])) explain(static_cast<std::int32_t>(row));
-        return sampler.sample(logits, position);
+        pe_status status = sampler.try_sample(logits, position, out, err);
+        if (status == PE_ERR_NUMERIC &&
+            !std::all_of(logits, logits + n_vocab_, [](float x) { return std::isfinite(x); })) {
+            const py::gil_scoped_release released;
+            status = pe_engine_explain(handle_.get(), static_cast<std::int32_t>(row), &err);
+        }
+        if (raised_) std::rethrow_exception(raised_);
+        check(status, err);
+        return out;
     }
 
     void cancel() { pe_engine_cancel(handle_.get()); }
@@ -240,18 +253,6 @@ class Engine {
         }
     }
 
-    [[noreturn]] void explain(std::int32_t row) {
-        pe_error err{};
-        pe_status status;
-        {
-            const py::gil_scoped_release released;
-            status = pe_engine_explain_nan(handle_.get(), row, &err);
-        }
-        if (raised_) std::rethrow_exception(raised_);
-        check(status, err);
-        throw std::runtime_error("unreachable: a NaN is always an error");
-    }
-
     struct Release {
         void operator()(pe_engine *e) const { pe_engine_release(e); }
     };
@@ -267,6 +268,9 @@ class Engine {
 }  // namespace
 
 void bind_engine(py::module_ &m) {
+    m.attr("PRECISIONS") = py::tuple(py::cast(PRECISIONS));
+    m.attr("KV_TYPES") = py::tuple(py::cast(KV_TYPES));
+
     py::class_<Model>(m, "Model", "A validated plan with its weights packed for this machine. Independent of the file.")
         .def(py::init<const Gguf &, const std::vector<OpTuple> &, const std::string &, std::int32_t>(), py::arg("gguf"),
              py::arg("ops"), py::arg("precision") = "fast", py::arg("threads") = 0)
@@ -290,7 +294,7 @@ void bind_engine(py::module_ &m) {
         .def("logits", &Engine::logits, py::arg("first") = 0, py::arg("n") = py::none(),
              "A copy: float32 [n, n_vocab].")
         .def("sample", &Engine::sample, py::arg("row"), py::arg("sampler"), py::arg("position"),
-             "Draws from one row of the last step. ModelError naming the op when the row holds NaN.")
+             "Draws from one row of the last step. ModelError naming the op at fault when the row is not finite.")
         .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")
         .def("tap", &Engine::tap, py::arg("op"), py::arg("callback") = py::none(),
              "Calls callback(op, output, float32 [rows, width]) after each run of the op of this name; None: of no op.")
@@ -300,7 +304,7 @@ void bind_engine(py::module_ &m) {
     m.def(
         "page_bytes",
         [](const Model &model, std::int32_t page_size, const std::string &kv_type) {
-            return pe_engine_page_bytes(model.handle(), page_size, kv_type_of(kv_type));
+            return pe_engine_page_bytes(model.handle(), page_size, index_of(KV_TYPES, kv_type, "kv_type"));
         },
         py::arg("model"), py::arg("page_size"), py::arg("kv_type"), "Bytes of one KV page over all layers.");
 }

@@ -11,8 +11,7 @@
 
 namespace py = pybind11;
 
-// ---- errors
-// ----------------------------------------------------------------------------------------------------------
+// ---- errors ---------------------------------------------------------------------------------------------------------
 
 static py::str to_str(std::string_view bytes, const char *errors) {
     PyObject *s = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), errors);
@@ -25,23 +24,24 @@ static py::str to_str(std::string_view bytes, const char *errors) {
     throw py::error_already_set();
 }
 
-[[noreturn]] static void raise_model_error(const std::string &message) {
-    raise(py::module_::import("pyedge.errors").attr("ModelError"), message);
+[[noreturn]] static void raise_named(const char *name, const std::string &message) {
+    raise(py::module_::import("pyedge.errors").attr(name), message);
 }
+
+[[noreturn]] static void raise_model_error(const std::string &message) { raise_named("ModelError", message); }
 
 void check(pe_status status, const pe_error &err) {
     if (status == PE_OK) return;
-    const std::string message = err.op[0] ? std::string(err.op) + ": " + err.message : err.message;
+    const std::string message = err.message;
     switch (status) {
     case PE_ERR_ARGUMENT: raise(PyExc_ValueError, message);
     case PE_ERR_MEMORY: raise(PyExc_MemoryError, message);
-    case PE_ERR_CANCELLED: raise(PyExc_RuntimeError, message);
+    case PE_ERR_CANCELLED: raise_named("CancelledError", message);
     default: raise_model_error(message);
     }
 }
 
-// ---- the file
-// ----------------------------------------------------------------------------------------------------------
+// ---- the file -------------------------------------------------------------------------------------------------------
 
 Gguf::Gguf(const py::object &path) {
     PyObject *bytes = nullptr;  // accepts str, bytes and os.PathLike; refuses NUL
@@ -89,8 +89,7 @@ std::int64_t Gguf::tensor_index(std::string_view name) const {
     return found == tensors_.end() ? -1 : found->second;
 }
 
-// ---- values
-// ------------------------------------------------------------------------------------------------------------
+// ---- values ---------------------------------------------------------------------------------------------------------
 
 template <typename T> static T load(const void *data, std::uint64_t i) {
     T value;
@@ -161,8 +160,7 @@ static py::list keys(const Gguf &g) {
     return out;
 }
 
-// ---- tensors
-// -----------------------------------------------------------------------------------------------------------
+// ---- tensors --------------------------------------------------------------------------------------------------------
 
 struct TensorInfo {
     std::string name, type;
@@ -209,8 +207,7 @@ static py::array_t<float> dequantize(const Gguf &g, std::string_view name) {
     return out;
 }
 
-// ---- the module's part
-// -------------------------------------------------------------------------------------------------
+// ---- the module's part ----------------------------------------------------------------------------------------------
 
 void bind_gguf(py::module_ &m) {
     py::class_<TensorInfo>(m, "TensorInfo", "One tensor of a GGUF file.")

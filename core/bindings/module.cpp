@@ -50,6 +50,7 @@ std::string active_isa() {
 PYBIND11_MODULE(_core, m) {
     m.doc() = "The compiled core: GGUF files, plans, kernels, KV pages and sampling.";
     m.attr("ABI_VERSION") = pe_abi_version();
+    m.attr("MAX_THREADS") = static_cast<int>(PE_MAX_THREADS);
 
     py::class_<pe_op_info>(m, "OpInfo", "One row of the op table, core/src/ops.def.")
         .def_readonly("name", &pe_op_info::name)

@@ -87,16 +87,16 @@ void Sampler::accept(const std::vector<std::int64_t> &tokens, bool generated) {
     pe_sampler_accept(handle_.get(), narrow.data(), static_cast<std::int32_t>(narrow.size()), generated);
 }
 
+pe_status Sampler::try_sample(const float *logits, std::int64_t position, pe_sampled &out, pe_error &err) {
+    const py::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pe_sampler_sample(handle_.get(), logits, position, &out, &err);
+}
+
 pe_sampled Sampler::sample(const float *logits, std::int64_t position) {
     pe_sampled out;
-    pe_error err;
-    pe_status status;
-    {
-        const py::gil_scoped_release released;
-        const std::lock_guard<std::mutex> lock(mutex_);
-        status = pe_sampler_sample(handle_.get(), logits, position, &out, &err);
-    }
-    check(status, err);
+    pe_error err{};
+    check(try_sample(logits, position, out, err), err);
     return out;
 }
 

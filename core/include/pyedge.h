@@ -1,6 +1,7 @@
 // pyedge: the whole public C API of the core. Python's binding and C programs use nothing else.
 //
 // Conventions
+//   A call that makes a handle sets it to NULL when it fails.
 //   Every call that can fail returns a pe_status and takes a caller-owned pe_error, which is written only on failure
 //   (it may be NULL). Nothing prints, aborts or keeps a thread-local error. Handles are reference-counted: the creator
 //   holds one reference, `_retain` adds one, `_release` drops one (NULL is allowed). A model may outlive the file it
@@ -27,14 +28,14 @@ typedef enum pe_status {
     PE_ERR_FILE = 2,         // a file cannot be read, or what it holds is not a sound model
     PE_ERR_UNSUPPORTED = 3,  // a sound model that this build cannot run
     PE_ERR_MEMORY = 4,       // not enough memory; the message has both numbers
-    PE_ERR_NUMERIC = 5,      // NaN in the logits; `op` names the first op that made one
+    PE_ERR_NUMERIC = 5,      // NaN or infinity in the logits; `op` names the first op that made one
     PE_ERR_CANCELLED = 6,    // pe_engine_cancel was called
 } pe_status;
 
 typedef struct pe_error {
-    int32_t code;  // a pe_status
-    char op[64];   // the op at fault (`blk.3.attn_q`), or empty
-    char message[512];
+    int32_t code;       // a pe_status
+    char op[64];        // the op at fault (`blk.3.attn_q`), or empty
+    char message[512];  // all that a person needs, the op included, in one line
 } pe_error;
 
 PE_API int32_t pe_abi_version(void);
@@ -45,13 +46,15 @@ typedef struct pe_machine {
     int32_t physical_cores;     // of those this process may run on
     int32_t cpu_limit;          // logical processors allowed by affinity and the cgroup's quota, rounded up
     int32_t default_threads;    // the smaller of the two
-    uint64_t memory_total;      // bytes, cgroup limit respected
-    uint64_t memory_available;  // bytes that can be taken without swapping, cgroup limit respected
+    uint64_t memory_total;      // bytes, cgroup limit respected; UINT64_MAX: not known
+    uint64_t memory_available;  // bytes that can be taken without swapping, likewise
 } pe_machine;
 
 PE_API void pe_machine_query(pe_machine *out);
 
-// Instruction sets of this build, best last; `supported` says whether this processor runs them.
+enum { PE_MAX_THREADS = 255 };
+
+// Instruction sets of this build, best last; `supported` says whether this processor runs them. 0 <= i < count.
 PE_API int32_t pe_isa_count(void);
 PE_API const char *pe_isa_name(int32_t i, bool *supported);
 // The set that kernels use: the best supported one, or the one PYEDGE_ISA names. Fails if that one cannot run here.
@@ -68,7 +71,7 @@ typedef struct pe_format_info {
 } pe_format_info;
 
 PE_API int32_t pe_format_count(void);
-PE_API void pe_format(int32_t i, pe_format_info *out);
+PE_API void pe_format(int32_t i, pe_format_info *out);  // 0 <= i < count
 
 // ---- GGUF files ------------------------------------------------------------------------------------------------------
 // A read-only view of a GGUF v2 or v3 file. Everything is validated on open: counts, lengths, offsets, alignment,
@@ -137,7 +140,7 @@ typedef struct pe_op_info {  // one row of ops.def
 } pe_op_info;
 
 PE_API int32_t pe_op_count(void);
-PE_API void pe_op_describe(int32_t kind, pe_op_info *out);
+PE_API void pe_op_describe(int32_t kind, pe_op_info *out);  // 0 <= kind < count
 
 enum { PE_MAX_INPUTS = 4, PE_MAX_OUTPUTS = 3, PE_MAX_WEIGHTS = 6, PE_MAX_PARAMETERS = 8 };
 
@@ -167,7 +170,7 @@ typedef enum pe_precision {
 
 typedef struct pe_model_options {
     int32_t precision;  // pe_precision
-    int32_t threads;    // used to pack; 0: the machine's default
+    int32_t threads;    // used to pack, at most PE_MAX_THREADS; 0: the machine's default
 } pe_model_options;
 
 // Validates the plan against the file's tensors and packs every weight it uses. The file is not referred to afterwards.
@@ -195,7 +198,7 @@ typedef struct pe_engine_options {
     int32_t max_sequences;  // rows of the block table
     int32_t max_pages_per_sequence;
     int32_t kv_type;  // pe_kv_type
-    int32_t threads;  // 0: the machine's default
+    int32_t threads;  // at most PE_MAX_THREADS; 0: the machine's default
 } pe_engine_options;
 
 // One part of a sequence in a step: the tokens at positions [start, end) of the sequence whose block table is `slot`.
@@ -221,14 +224,14 @@ PE_API pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, 
 PE_API pe_status pe_engine_step(pe_engine *e, const pe_piece *pieces, int32_t n_pieces, const int32_t *tokens,
                                 const int32_t *rows, int32_t n_rows, pe_error *err);
 PE_API const float *pe_engine_logits(const pe_engine *e);  // [n_rows of the last step, n_vocab]
-// After NaN in logits row `row` of the last step: runs that step again and names, in *err, the first op that made one.
-// Returns PE_ERR_NUMERIC.
-PE_API pe_status pe_engine_explain_nan(pe_engine *e, int32_t row, pe_error *err);
+// When logits row `row` of the last step is not finite: runs that step again and names, in *err, the first op that made
+// such a number. Returns PE_ERR_NUMERIC. The block tables must be as the step had them: pe_engine_set_pages ends this.
+PE_API pe_status pe_engine_explain(pe_engine *e, int32_t row, pe_error *err);
 // Stops the running step before its next op (it returns PE_ERR_CANCELLED). Cleared when a step begins.
 PE_API void pe_engine_cancel(pe_engine *e);
 // Called between ops of a step, on the caller's thread; true cancels. NULL removes it.
 PE_API void pe_engine_on_poll(pe_engine *e, bool (*poll)(void *ctx), void *ctx);
-// Copies out what an op makes: called after the op named `op` with each of its outputs. rows: [n_rows, width].
+// Shows what an op makes: called after the op named `op` with each of its outputs. rows: [n_rows, width].
 typedef void (*pe_tap)(void *ctx, const char *op, int32_t output, const float *data, int64_t n_rows, int64_t width);
 PE_API pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void *ctx, pe_error *err);  // NULL op: none
 // Fills a page of every layer with one value: tests put NaN where nothing may be read.

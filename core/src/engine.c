@@ -7,11 +7,20 @@
 #include "os.h"
 #include "threads.h"
 
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
-static size_t kv_element(int32_t type) { return type == PE_KV_F16 ? 2 : 4; }
+static size_t align64(size_t n) { return n > SIZE_MAX - 63 ? SIZE_MAX : (n + 63) & ~(size_t)63; }
+
+// Sizes come from a file and from options: sums and products stop at SIZE_MAX, which no machine has, instead of wrapping.
+static size_t times(size_t a, size_t b) {
+    size_t out;
+    return __builtin_mul_overflow(a, b, &out) ? SIZE_MAX : out;
+}
+static size_t plus(size_t a, size_t b) {
+    size_t out;
+    return __builtin_add_overflow(a, b, &out) ? SIZE_MAX : out;
+}
 
 static size_t layer_page_bytes(const pe_layer *l, int32_t page_size, int32_t kv_type) {
-    return 2 * (size_t)l->n_kv_heads * (size_t)l->head_dim * (size_t)page_size * kv_element(kv_type);
+    return 2 * (size_t)l->n_kv_heads * (size_t)l->head_dim * (size_t)page_size * pe_kv_bytes(kv_type);
 }
 
 uint64_t pe_engine_page_bytes(const pe_model *m, int32_t page_size, int32_t kv_type) {
@@ -60,7 +69,7 @@ static size_t plan_arena(const pe_model *m, int64_t max_tokens, size_t *offsets)
         const pe_plan_op *op = &m->ops[i];
         for (int32_t k = 0; k < op->n_outputs && op->kind != PE_OP_LOGITS; k++) {
             const int32_t value = op->outputs[k];
-            const size_t bytes = align64((size_t)max_tokens * (size_t)m->widths[value] * sizeof(float));
+            const size_t bytes = align64((size_t)max_tokens * (size_t)m->widths[value] * sizeof(float));  // < 2^42
             bool placed = false;
             for (int32_t j = 0; j < n_live && works_in_place(op->kind) && !placed; j++) {
                 if (live[j].value != op->inputs[0] || last_use[op->inputs[0]] != i || live[j].bytes != bytes) continue;
@@ -122,7 +131,7 @@ static pe_status check_options(const pe_engine_options *o, pe_error *err) {
 // Parts of one allocation: called once to measure (base NULL) and once to place.
 static void *part(uint8_t *base, size_t *at, size_t bytes) {
     const size_t here = *at;
-    *at += align64(bytes);
+    *at = plus(*at, align64(bytes));
     return base ? base + here : NULL;
 }
 
@@ -159,7 +168,7 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->worker_bytes = align64(unpack > attend ? unpack : attend);
     e->worker_scratch = part(base, &at, e->worker_bytes * (size_t)o->threads);
     e->max_split = 4 * o->threads;
-    e->partials = part(base, &at, (size_t)e->max_split * chunks * (size_t)group * sizeof(pe_partial));
+    e->partials = part(base, &at, times(times((size_t)e->max_split * sizeof(pe_partial), chunks), (size_t)group));
     return at;
 }
 
@@ -176,27 +185,30 @@ static pe_status create(pe_engine *e, pe_error *err) {
         free(offsets);
         return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
     }
-    for (int32_t i = 0; i < m->n_layers; i++)
-        e->layer_offset[i + 1] =
-            e->layer_offset[i] +
-            layer_page_bytes(&m->layers[i], e->options.page_size, e->options.kv_type) * (size_t)e->options.n_pages;
-    e->kv_bytes = e->layer_offset[m->n_layers];
-    if (e->kv_bytes > machine.memory_available) {
-        free(offsets);
-        return pe_fail(err, PE_ERR_MEMORY, NULL,
-                       "the KV cache needs %.2f GB, %.2f GB of memory are free; ask for a shorter "
-                       "context or fewer pages",
-                       (double)e->kv_bytes / 1e9, (double)machine.memory_available / 1e9);
+    for (int32_t i = 0; i < m->n_layers; i++) {
+        const size_t page = layer_page_bytes(&m->layers[i], e->options.page_size, e->options.kv_type);
+        e->layer_offset[i + 1] = plus(e->layer_offset[i], times(page, (size_t)e->options.n_pages));
     }
+    e->kv_bytes = e->layer_offset[m->n_layers];
     e->arena_bytes = plan_arena(m, e->options.max_tokens, offsets);
     e->scratch_bytes = place_scratch(e, NULL);
+    const size_t working = plus(e->arena_bytes, e->scratch_bytes);
+    if (e->arena_bytes == 0 || plus(e->kv_bytes, working) > machine.memory_available) {
+        free(offsets);
+        return pe_fail(
+            err, PE_ERR_MEMORY, NULL,
+            "the KV cache needs %.2f GB and a step %.2f GB, %.2f GB of memory are free; ask for a shorter context "
+            "or fewer pages",
+            (double)e->kv_bytes / 1e9, (double)working / 1e9, (double)machine.memory_available / 1e9);
+    }
     e->kv = pe_os_alloc(e->kv_bytes);
-    e->arena = e->arena_bytes ? pe_os_alloc(e->arena_bytes) : NULL;
+    e->arena = pe_os_alloc(e->arena_bytes);
     e->scratch = pe_os_alloc(e->scratch_bytes);
     if (!e->kv || !e->arena || !e->scratch) {
         free(offsets);
-        return pe_fail(err, PE_ERR_MEMORY, NULL, "no memory for a KV cache of %.2f GB and %.2f GB of scratch",
-                       (double)e->kv_bytes / 1e9, (double)(e->arena_bytes + e->scratch_bytes) / 1e9);
+        return pe_fail(err, PE_ERR_MEMORY, NULL,
+                       "the system gives no memory for a KV cache of %.2f GB and a step of %.2f GB",
+                       (double)e->kv_bytes / 1e9, (double)working / 1e9);
     }
     place_scratch(e, e->scratch);
     for (int32_t i = 0; i < m->n_values; i++) e->values[i] = (float *)(e->arena + offsets[i]);
@@ -208,6 +220,7 @@ static pe_status create(pe_engine *e, pe_error *err) {
 }
 
 pe_status pe_engine_create(pe_model *m, const pe_engine_options *options, pe_engine **out, pe_error *err) {
+    *out = NULL;
     const pe_status sound = check_options(options, err);
     if (sound != PE_OK) return sound;
     pe_engine *e = calloc(1, sizeof *e);
@@ -241,6 +254,7 @@ void pe_engine_release(pe_engine *e) {
 pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const int32_t *pages, int32_t n,
                               pe_error *err) {
     const pe_engine_options *o = &e->options;
+    e->step.n_rows = 0;  // the last step cannot be run again
     if (slot < 0 || slot >= o->max_sequences)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: there are %d", slot, o->max_sequences);
     if (first < 0 || n < 0 || first > o->max_pages_per_sequence - n)
@@ -351,7 +365,7 @@ pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error 
         float row[PE_MAX_HEAD_DIM];
         for (int i = 0; i < PE_MAX_HEAD_DIM; i++) row[i] = value;
         // kv_write takes all heads of a token at once; here one head at a time, each seen as a layer of its own.
-        const size_t head = (size_t)kv.head_dim * (size_t)kv.page_size * kv_element(kv.type);
+        const size_t head = (size_t)kv.head_dim * (size_t)kv.page_size * pe_kv_bytes(kv.type);
         const int32_t n_kv_heads = kv.n_kv_heads;
         uint8_t *k = (uint8_t *)kv.k + (size_t)page * (size_t)n_kv_heads * head;
         uint8_t *v = (uint8_t *)kv.v + (size_t)page * (size_t)n_kv_heads * head;
@@ -367,25 +381,24 @@ pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error 
     return PE_OK;
 }
 
-// ---- which op made the NaN -------------------------------------------------------------------------------------------
+// ---- which op made a number that is none -------------------------------------------------------------------------------
 
-typedef struct nan_search {
+typedef struct search {
     const pe_engine *e;
     int32_t token, piece;
     char found[64];
-} nan_search;
+} search;
 
-// NaN in any row of the searched token's piece: a NaN of an earlier position comes to later ones through attention.
-static bool look_for_nan(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows,
-                         int64_t width) {
-    nan_search *s = ctx;
+// In any row of the token's piece up to it: what an earlier position holds comes to later ones through attention.
+static bool look(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows, int64_t width) {
+    search *s = ctx;
     (void)output;
     const pe_step *step = &s->e->step;
     for (int64_t r = 0; r < rows; r++) {
         const int32_t token = op->kind == PE_OP_LOGITS ? step->rows[r] : (int32_t)r;
         if (step->piece_of[token] != s->piece || token > s->token) continue;
         for (int64_t i = 0; i < width; i++)
-            if (isnan(data[r * width + i])) {
+            if (!isfinite(data[r * width + i])) {
                 memcpy(s->found, op->name, sizeof s->found);
                 return true;
             }
@@ -393,14 +406,13 @@ static bool look_for_nan(void *ctx, const pe_plan_op *op, int32_t output, const 
     return false;
 }
 
-pe_status pe_engine_explain_nan(pe_engine *e, int32_t row, pe_error *err) {
+pe_status pe_engine_explain(pe_engine *e, int32_t row, pe_error *err) {
     if (row < 0 || row >= e->step.n_rows)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "row %d: the step has %d", row, e->step.n_rows);
-    nan_search s = {.e = e, .token = e->step.rows[row], .piece = e->step.piece_of[e->step.rows[row]]};
-    const pe_status status = pe_exec(e, look_for_nan, &s, err);
+    search s = {.e = e, .token = e->step.rows[row], .piece = e->step.piece_of[e->step.rows[row]]};
+    const pe_status status = pe_exec(e, look, &s, err);
     if (status != PE_OK) return status;
-    if (!s.found[0]) return pe_fail(err, PE_ERR_NUMERIC, NULL, "the logits are not finite");
-    return pe_fail(err, PE_ERR_NUMERIC, s.found,
-                   "made a NaN; the weights of this op, or what it reads from the KV cache, are "
-                   "not sound numbers (kv_type f32 helps when keys or values are too large for f16)");
+    return pe_fail(err, PE_ERR_NUMERIC, s.found[0] ? s.found : NULL,
+                   "makes numbers that are not finite; its weights, or the keys and values it reads, are not sound "
+                   "(kv_type f32 helps when these are too large for f16)");
 }

@@ -54,7 +54,7 @@ struct pe_engine {
 // K and V pages of one layer.
 pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer);
 
-// Runs ops [0, n) of the plan for the step at hand. `inspect`, if given, sees each op's outputs; true stops the run.
+// Runs the plan for the step at hand. `inspect`, if given, sees each op's outputs; true stops the run.
 typedef bool (*pe_inspect)(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows,
                            int64_t width);
 pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err);

@@ -280,8 +280,7 @@ static void run_attention(const run *r) {
     j.per_item = n_tokens * kv_width > SERIAL_FLOATS ? SERIAL_FLOATS / 2 / kv_width + 1 : n_tokens;
     pe_parallel(r->width, (n_tokens + j.per_item - 1) / j.per_item, write_item, &j);
 
-    const int32_t fit = pe_attention_rows(j.group) / j.group;
-    j.tokens_per_tile = fit < 1 ? 1 : fit;
+    j.tokens_per_tile = pe_attention_rows(j.group) / j.group;
     int32_t longest = 0;
     for (int32_t i = 0; i < r->s->n_pieces; i++) {
         const int32_t n = r->s->pieces[i].end - r->s->pieces[i].start;
@@ -310,17 +309,19 @@ static void (*const runners[PE_N_OPS])(const run *) = {
 #undef PE_OP
 };
 
+// Whoever is shown a step's progress may use the pool itself (load a model, run another engine): it is held per op.
+static bool is_cancelled(pe_engine *e) {
+    return atomic_load_explicit(&e->cancelled, memory_order_relaxed) || (e->poll && e->poll(e->poll_ctx));
+}
+
 pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err) {
     run r = {.e = e, .m = e->model, .k = e->model->kernels, .s = &e->step};
-    r.width = pe_pool_lock(e->options.threads);
-    pe_status status = PE_OK;
     for (int32_t i = 0; i < r.m->n_ops; i++) {
-        if (atomic_load_explicit(&e->cancelled, memory_order_relaxed) || (e->poll && e->poll(e->poll_ctx))) {
-            status = pe_fail(err, PE_ERR_CANCELLED, NULL, "the step was cancelled");
-            break;
-        }
+        if (is_cancelled(e)) return pe_fail(err, PE_ERR_CANCELLED, NULL, "the step was cancelled");
         r.op = &r.m->ops[i];
+        r.width = pe_pool_lock(e->options.threads);
         runners[r.op->kind](&r);
+        pe_pool_unlock();
         if (!inspect) continue;
         const int64_t rows = r.op->kind == PE_OP_LOGITS ? e->step.n_rows : e->step.n_tokens;
         bool stop = false;
@@ -328,6 +329,5 @@ pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err) {
             stop |= inspect(ctx, r.op, k, out(&r, k), rows, r.m->widths[r.op->outputs[k]]);
         if (stop) break;
     }
-    pe_pool_unlock();
-    return status;
+    return PE_OK;
 }

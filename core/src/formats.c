@@ -61,8 +61,8 @@ pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *
     const pe_tensor *t = pe_gguf_tensor(g, i);
     const pe_format_row *f = pe_format_row_by_type(t->type);
     if (!f->info.runs)
-        return pe_fail(err, PE_ERR_UNSUPPORTED, NULL, "%s: tensor '%s' is %s, which this version cannot unpack",
-                       pe_gguf_path(g), t->name, f->info.name);
+        return pe_fail_file(err, PE_ERR_UNSUPPORTED, pe_gguf_path(g), NULL,
+                            "tensor '%s' is %s, which this version cannot unpack", t->name, f->info.name);
     pe_format_unpack(f, t->data, t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3], out);
     return PE_OK;
 }

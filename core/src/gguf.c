@@ -68,8 +68,7 @@ struct pe_gguf {
     pe_tensor *tensors;  // [n_tensors]
 };
 
-// ---- messages
-// ----------------------------------------------------------------------------------------------------------
+// ---- messages -------------------------------------------------------------------------------------------------------
 
 // Where reading stands and what it is reading, for messages.
 typedef struct reader {
@@ -96,13 +95,12 @@ __attribute__((format(printf, 3, 4))) static pe_status fail(reader *r, pe_status
     va_start(args, format);
     vsnprintf(reason, sizeof reason, format, args);
     va_end(args);
-    return pe_fail_file(r->err, code, r->g->path, "%s%s%s", r->where, r->where[0] ? ": " : "", reason);
+    return pe_fail_file(r->err, code, r->g->path, NULL, "%s%s%s", r->where, r->where[0] ? ": " : "", reason);
 }
 
 #define BAD(r, ...) fail(r, PE_ERR_FILE, __VA_ARGS__)
 
-// ---- reading
-// -----------------------------------------------------------------------------------------------------------
+// ---- reading --------------------------------------------------------------------------------------------------------
 
 static uint64_t left(const reader *r) { return (uint64_t)(r->end - r->at); }
 
@@ -150,8 +148,7 @@ static bool is_clean(const char *s, size_t len) {
     return true;
 }
 
-// ---- header
-// ------------------------------------------------------------------------------------------------------------
+// ---- header ---------------------------------------------------------------------------------------------------------
 
 // What people give in place of a GGUF file.
 static const char *foreign(const uint8_t *p, size_t size) {
@@ -232,8 +229,7 @@ static pe_status read_header(reader *r, pe_gguf *g) {
     return PE_OK;
 }
 
-// ---- metadata
-// ----------------------------------------------------------------------------------------------------------
+// ---- metadata -------------------------------------------------------------------------------------------------------
 
 static pe_status read_strings(reader *r, pe_kv *kv) {
     if (kv->n > left(r) / sizeof(uint64_t))
@@ -362,8 +358,7 @@ static pe_status read_alignment(reader *r, const pe_gguf *g, uint32_t *out) {
     return PE_OK;
 }
 
-// ---- tensors
-// -----------------------------------------------------------------------------------------------------------
+// ---- tensors --------------------------------------------------------------------------------------------------------
 
 static pe_status read_shape(reader *r, pe_tensor *t) {
     uint32_t n_dims;
@@ -503,8 +498,7 @@ static pe_status read_tensors(reader *r, pe_gguf *g, uint32_t alignment) {
     return status;
 }
 
-// ---- the public calls
-// --------------------------------------------------------------------------------------------------
+// ---- the public calls -----------------------------------------------------------------------------------------------
 
 static pe_status read_file(pe_gguf *g, pe_error *err) {
     reader r = {.g = g, .at = g->file.data, .end = g->file.data + g->file.size, .err = err};
@@ -522,7 +516,7 @@ pe_status pe_gguf_open(const char *path, pe_gguf **out, pe_error *err) {
     if (g) g->path = strdup(path);
     if (!g || !g->path) {
         free(g);
-        return pe_fail_file(err, PE_ERR_MEMORY, path, "no memory left to open it");
+        return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no memory left to open it");
     }
     atomic_init(&g->references, 1);
     pe_status status = pe_os_map(path, &g->file, err);

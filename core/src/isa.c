@@ -1,4 +1,4 @@
-// Which instruction sets this build has, and which one runs here. The choice is made once per process.
+// Which instruction sets this build has, and which one runs here. A model keeps the set it was packed for.
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,9 +37,9 @@ const pe_kernels *pe_kernels_active(pe_error *err) {
         pe_fail(err, PE_ERR_ARGUMENT, NULL, "PYEDGE_ISA=%.40s: this build has no such instruction set", forced);
         return NULL;
     }
-    for (int i = N_SETS; i-- > 0;)
-        if (sets[i]->supported()) return sets[i];
-    return sets[0];
+    int best = N_SETS - 1;
+    while (!sets[best]->supported()) best--;  // scalar always is
+    return sets[best];
 }
 
 pe_status pe_isa_active(const char **name, pe_error *err) {

@@ -49,7 +49,7 @@ typedef struct pe_act_block {
 typedef struct pe_act {
     const float *x;  // [T, K], row stride ldx
     int64_t ldx;
-    int8_t *q;       // [T, K], row stride ldq; NULL when nothing integer reads it
+    int8_t *q;       // [T, K], row stride ldq
     int8_t *fine_q;  // the same shape, written where there is a second term
     int64_t ldq;
     pe_act_block *blocks;  // [T, K / 32], row stride ldb
@@ -67,6 +67,8 @@ typedef struct pe_kv_view {
     int32_t type;          // pe_kv_type
     int32_t page_size, n_kv_heads, head_dim;
 } pe_kv_view;
+
+static inline size_t pe_kv_bytes(int32_t type) { return type == PE_KV_F16 ? 2 : 4; }  // of one number
 
 // The softmax state of one query row over some chunks: max score, sum of exp(score - max), and their weighted values.
 typedef struct pe_partial {

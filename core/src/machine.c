@@ -21,8 +21,7 @@ typedef struct limits {
     uint64_t available;  // bytes left under the tightest limit; page cache counts as free, for it is given up on demand
 } limits;
 
-// ---- files of one cgroup
-// -----------------------------------------------------------------------------------------------
+// ---- files of one cgroup --------------------------------------------------------------------------------------------
 
 static char *read_in(const char *folder, const char *file) {
     char path[PATH_BYTES + 64];
@@ -88,8 +87,7 @@ static void read_v1_memory(const char *folder, limits *l) {
     apply_memory(l, folder, limit, "memory.usage_in_bytes", cache);
 }
 
-// ---- hierarchies
-// -------------------------------------------------------------------------------------------------------
+// ---- hierarchies ----------------------------------------------------------------------------------------------------
 
 // Whether `word` is one of the comma-separated words of list[0 .. len).
 static bool has_word(const char *list, size_t len, const char *word) {
@@ -169,8 +167,7 @@ static void read_hierarchy(const char *root, const char *cgroups, const char *mo
     }
 }
 
-// ---- the answer
-// --------------------------------------------------------------------------------------------------------
+// ---- the answer -----------------------------------------------------------------------------------------------------
 
 void pe_machine_query_under(const char *root, pe_machine *out) {
     pe_os_hardware hw;
@@ -192,6 +189,9 @@ void pe_machine_query_under(const char *root, pe_machine *out) {
     out->physical_cores = hw.physical_cores;
     out->cpu_limit = quota < hw.logical_cpus ? quota : hw.logical_cpus;
     out->default_threads = out->cpu_limit < out->physical_cores ? out->cpu_limit : out->physical_cores;
+    if (out->default_threads > PE_MAX_THREADS) out->default_threads = PE_MAX_THREADS;
+    if (hw.memory_total == 0) hw.memory_total = UINT64_MAX;  // not known: no reason to refuse anything
+    if (hw.memory_available == 0) hw.memory_available = UINT64_MAX;
     out->memory_total = l.memory < hw.memory_total ? l.memory : hw.memory_total;
     out->memory_available = l.available < hw.memory_available ? l.available : hw.memory_available;
 }

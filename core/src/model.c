@@ -47,7 +47,6 @@ static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *us
             float *to = m->vectors[use[i].vector] = malloc((size_t)t->ne[0] * sizeof *to);
             if (!to) status = pe_fail(err, PE_ERR_MEMORY, t->name, "out of memory");
             else pe_format_unpack(f, t->data, t->ne[0], to);
-            m->vector_size[use[i].vector] = t->ne[0];
         }
         if (use[i].matrix < 0 || status != PE_OK) continue;
         pe_weight *w = &m->matrices[use[i].matrix];
@@ -72,8 +71,7 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
     if (status != PE_OK) return status;
     m->matrices = calloc((size_t)m->n_matrices, sizeof *m->matrices);
     m->vectors = calloc((size_t)m->n_vectors + 1, sizeof *m->vectors);
-    m->vector_size = calloc((size_t)m->n_vectors + 1, sizeof *m->vector_size);
-    if (!m->matrices || !m->vectors || !m->vector_size) return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
+    if (!m->matrices || !m->vectors) return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
     for (int64_t i = 0; i < n_tensors; i++) {
         if (use[i].matrix >= 0) {
             shape_matrix(m, pe_gguf_tensor(g, i), &m->matrices[use[i].matrix]);
@@ -84,18 +82,22 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
     pe_machine machine;
     pe_machine_query(&machine);
     if (m->bytes > machine.memory_available)
-        return pe_fail(
-            err, PE_ERR_MEMORY, NULL,
-            "%s: its weights need %.2f GB, %.2f GB of memory are free; close other programs or take a smaller "
+        return pe_fail_file(
+            err, PE_ERR_MEMORY, pe_gguf_path(g), NULL,
+            "its weights need %.2f GB, %.2f GB of memory are free; close other programs or take a smaller "
             "quantization",
-            pe_gguf_path(g), (double)m->bytes / 1e9, (double)machine.memory_available / 1e9);
+            (double)m->bytes / 1e9, (double)machine.memory_available / 1e9);
     return pack_all(m, g, use, o->threads > 0 ? o->threads : machine.default_threads, err);
 }
 
 pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_ops, const pe_model_options *options,
                           pe_model **out, pe_error *err) {
+    *out = NULL;
     if (options->precision != PE_PRECISION_FAST && options->precision != PE_PRECISION_F32)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "no such precision: %d", options->precision);
+    if (options->threads < 0 || options->threads > PE_MAX_THREADS)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "threads is %d: it must be 0 to %d", options->threads,
+                       PE_MAX_THREADS);
     pe_error local;
     if (!err) err = &local;
     const pe_kernels *kernels = pe_kernels_active(err);
@@ -125,7 +127,6 @@ void pe_model_release(pe_model *m) {
     for (int32_t i = 0; m->vectors && i < m->n_vectors; i++) free(m->vectors[i]);
     free(m->matrices);
     free(m->vectors);
-    free(m->vector_size);
     free(m->layers);
     free(m->widths);
     free(m->ops);

@@ -47,12 +47,11 @@ struct pe_model {
     const pe_kernels *kernels;
     pe_precision precision;
     int32_t n_ops, n_values, n_matrices, n_vectors, n_layers;
-    pe_plan_op *ops;       // [n_ops]
-    int64_t *widths;       // [n_values]
-    pe_weight *matrices;   // [n_matrices]; a tensor used twice is here once
-    float **vectors;       // [n_vectors]: norms, biases, rope factors
-    int64_t *vector_size;  // [n_vectors]
-    pe_layer *layers;      // [n_layers]
+    pe_plan_op *ops;      // [n_ops]
+    int64_t *widths;      // [n_values]
+    pe_weight *matrices;  // [n_matrices]; a tensor used twice is here once
+    float **vectors;      // [n_vectors]: norms, biases, rope factors
+    pe_layer *layers;     // [n_layers]
     int64_t n_vocab, max_columns;
     uint64_t bytes;  // of matrices and vectors
 };

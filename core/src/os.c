@@ -28,8 +28,7 @@
 #include <sys/sysctl.h>
 #endif
 
-// ---- files
-// -----------------------------------------------------------------------------------------------------------
+// ---- files ----------------------------------------------------------------------------------------------------------
 
 // strerror_r has two incompatible signatures and strerror may share its buffer, so the likely reasons are told here,
 // each with what to do.
@@ -47,22 +46,24 @@ static pe_status fail_errno(pe_error *err, const char *path, int code) {
     case EMFILE:
     case ENFILE: why = "too many open files; close some, or raise the limit (ulimit -n)"; break;
     case EIO: why = "the disk reports a read error; check the disk, or copy the file again"; break;
-    case ENOMEM: return pe_fail_file(err, PE_ERR_MEMORY, path, "no address space left to map this file");
-    default: return pe_fail_file(err, PE_ERR_FILE, path, "cannot be read (system error %d)", code);
+    case ENOMEM: return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no address space left to map this file");
+    default: return pe_fail_file(err, PE_ERR_FILE, path, NULL, "cannot be read (system error %d)", code);
     }
-    return pe_fail_file(err, PE_ERR_FILE, path, "%s", why);
+    return pe_fail_file(err, PE_ERR_FILE, path, NULL, "%s", why);
 }
 
 static pe_status map_open_file(int fd, const char *path, pe_mapping *out, pe_error *err) {
     struct stat st;
     if (fstat(fd, &st) != 0) return fail_errno(err, path, errno);
     if (S_ISDIR(st.st_mode))
-        return pe_fail_file(err, PE_ERR_FILE, path, "this is a folder; give the path of the .gguf file inside it");
+        return pe_fail_file(err, PE_ERR_FILE, path, NULL,
+                            "this is a folder; give the path of the .gguf file inside it");
     if (!S_ISREG(st.st_mode)) return fail_errno(err, path, ENODEV);
     if (st.st_size <= 0)
-        return pe_fail_file(err, PE_ERR_FILE, path, "the file is empty; the download may have failed, pull it again");
+        return pe_fail_file(err, PE_ERR_FILE, path, NULL,
+                            "the file is empty; the download may have failed, pull it again");
     if ((uintmax_t)st.st_size > SIZE_MAX / 2)
-        return pe_fail_file(err, PE_ERR_FILE, path, "the file is too large to be mapped on this machine");
+        return pe_fail_file(err, PE_ERR_FILE, path, NULL, "the file is too large to be mapped on this machine");
     void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) return fail_errno(err, path, errno);
     *out = (pe_mapping){.data = data, .size = (size_t)st.st_size};
@@ -109,8 +110,7 @@ char *pe_os_read_text(const char *path) {
     return text;
 }
 
-// ---- memory
-// ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 #ifdef __SANITIZE_ADDRESS__  // which sees the ends of heap blocks, and not those of mappings
 void *pe_os_alloc(size_t bytes) {
@@ -135,8 +135,7 @@ void pe_os_free(void *p, size_t bytes) {
 }
 #endif
 
-// ---- processors and memory of the machine
-// ------------------------------------------------------------------------------
+// ---- processors and memory of the machine ---------------------------------------------------------------------------
 
 #ifdef __linux__
 
@@ -238,8 +237,7 @@ void pe_os_query(pe_os_hardware *out) {
     if (out->physical_cores < 1 || out->physical_cores > out->logical_cpus) out->physical_cores = out->logical_cpus;
 }
 
-// ---- sleeping and waking
-// -----------------------------------------------------------------------------------------------
+// ---- sleeping and waking --------------------------------------------------------------------------------------------
 
 #ifdef __linux__
 

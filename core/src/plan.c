@@ -32,7 +32,8 @@ typedef struct checker {
     pe_error *err;
 } checker;
 
-#define BAD(c, ...) pe_fail((c)->err, PE_ERR_FILE, (c)->op->name, __VA_ARGS__)
+#define BAD(c, ...) pe_fail_file((c)->err, PE_ERR_FILE, pe_gguf_path((c)->g), (c)->op->name, __VA_ARGS__)
+#define LACKS(c, ...) pe_fail_file((c)->err, PE_ERR_UNSUPPORTED, pe_gguf_path((c)->g), (c)->op->name, __VA_ARGS__)
 #define TRY(call)                             \
     do {                                      \
         const pe_status status_ = (call);     \
@@ -60,12 +61,10 @@ static pe_status matrix(checker *c, int i, int64_t cols, const pe_tensor **out) 
     const pe_format_info *f = pe_format_by_type(t->type);
     if (t->n_dims > 2 || t->ne[2] != 1 || t->ne[3] != 1)
         return BAD(c, "tensor '%s' has %d dimensions, a matrix has 2", t->name, t->n_dims);
-    if (cols && t->ne[0] != cols)
+    if (t->ne[0] != cols)
         return BAD(c, "tensor '%s' has %lld columns, its input has %lld", t->name, (long long)t->ne[0],
                    (long long)cols);
-    if (!f->runs)
-        return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name, "tensor '%s' is %s, which this version cannot run",
-                       t->name, f->name);
+    if (!f->runs) return LACKS(c, "tensor '%s' is %s, which this version cannot run", t->name, f->name);
     if (t->ne[0] > MAX_WIDTH || t->ne[1] > MAX_WIDTH) return BAD(c, "tensor '%s' is too large", t->name);
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->matrix < 0) use->matrix = c->m->n_matrices++;
@@ -82,8 +81,7 @@ static pe_status vector(checker *c, int i, int64_t n) {
         return BAD(c, "tensor '%s' has %lld values, %lld are needed", t->name,
                    (long long)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]), (long long)n);
     if (f->cls != PE_CLASS_F32 && f->cls != PE_CLASS_F16 && f->cls != PE_CLASS_BF16)
-        return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name, "tensor '%s' is %s, a vector is F32, F16 or BF16",
-                       t->name, f->info.name);
+        return LACKS(c, "tensor '%s' is %s, a vector is F32, F16 or BF16", t->name, f->info.name);
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->vector < 0) use->vector = c->m->n_vectors++;
     c->to->weights[i] = use->vector;
@@ -118,6 +116,8 @@ static pe_status check_rms_norm(checker *c) {
 }
 
 static pe_status check_linear(checker *c) {
+    if (c->to->linear.n_weights != c->op->n_outputs)
+        return BAD(c, "%lld weights make %d outputs", (long long)c->to->linear.n_weights, c->op->n_outputs);
     for (int i = 0; i < c->op->n_outputs; i++) {
         const pe_tensor *t;
         TRY(matrix(c, 2 * i, in_width(c, 0), &t));
@@ -140,6 +140,7 @@ static pe_status check_rope(checker *c) {
     const pe_rope_parameters *p = &c->to->rope;
     TRY(want_heads(c, 0, p->n_heads, p->head_dim));
     TRY(want_width(c, 1, p->n_rot));
+    if (c->op->inputs[0] == c->op->inputs[1]) return BAD(c, "rotates its own table");
     if (p->n_rot > p->head_dim || p->n_rot % 2)
         return BAD(c, "rotates %lld of %lld dims", (long long)p->n_rot, (long long)p->head_dim);
     if (p->pairing != 0 && p->pairing != 1) return BAD(c, "no such pairing: %lld", (long long)p->pairing);
@@ -154,9 +155,8 @@ static pe_status check_attention(checker *c) {
     if (p->n_heads % p->n_kv_heads)
         return BAD(c, "%lld heads do not share %lld key heads evenly", (long long)p->n_heads, (long long)p->n_kv_heads);
     if (p->head_dim % 8 || p->head_dim > PE_MAX_HEAD_DIM)
-        return pe_fail(c->err, PE_ERR_UNSUPPORTED, c->op->name,
-                       "a head size of %lld: it must be a multiple of 8, at most %d", (long long)p->head_dim,
-                       PE_MAX_HEAD_DIM);
+        return LACKS(c, "a head size of %lld: it must be a multiple of 8, at most %d", (long long)p->head_dim,
+                     PE_MAX_HEAD_DIM);
     if (!(p->scale > 0 && p->scale < 1e6)) return BAD(c, "scale is %g", p->scale);
     if (p->layer != c->m->n_layers)
         return BAD(c, "is layer %lld, layer %d is next", (long long)p->layer, c->m->n_layers);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "f16.h"
 #include "pyedge.h"
 
 enum {
@@ -65,18 +66,6 @@ struct pe_sampler {
 
 // ---- numbers ---------------------------------------------------------------------------------------------------------
 
-static inline uint32_t bits_of(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-static inline float float_of(uint32_t u) {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 // exp(x) for x <= 0 within 2 units in the last place, exactly 1 at 0, and 0 below -87. x = n ln 2 + r, |r| <= ln(2)/2;
 // exp(r) by its Taylor series to r^7 (truncated at 5e-9); 2^n by adding n to the exponent.
 static inline float exp_neg(float x) {
@@ -93,7 +82,7 @@ static inline float exp_neg(float x) {
     y = y * r + 0.5f;
     y = y * r + 1.0f;
     y = y * r + 1.0f;
-    const float e = float_of(bits_of(y) + (bits_of(shifted) << 23));
+    const float e = pe_bits_f32(pe_f32_bits(y) + (pe_f32_bits(shifted) << 23));
     return x < -87.0f ? 0.0f : e;
 }
 
@@ -220,7 +209,7 @@ static bool reserve(pe_sampler *s, int32_t n) {
 }
 
 static inline void add_candidate(pe_sampler *s, float logit, int32_t token) {
-    const uint32_t u = bits_of(logit + 0.0f);  // -0 and +0 are equal
+    const uint32_t u = pe_f32_bits(logit + 0.0f);  // -0 and +0 are equal
     const uint32_t rising = u >> 31 ? ~u : u | 0x80000000u;
     candidate *c = &s->candidates[s->n_candidates++];
     c->order = ~rising;

@@ -5,8 +5,6 @@
 
 #include <stdint.h>
 
-enum { PE_MAX_THREADS = 255 };
-
 typedef void (*pe_task)(void *ctx, int64_t item, int worker);  // 0 <= worker < width
 
 // Takes the pool for a run of jobs by up to `width` threads, the caller included; others wait. Returns the width there

@@ -366,9 +366,9 @@ static void check_refusals(pe_model *m) {
     for (int32_t page = 0; page < all; page++) must(pe_engine_fill_page(r.e, page, NAN, &err), &err);
     step(&r, &(pe_piece){0, 3, 4}, 1, got);
     refused(pe_sampler_sample(s, got, 4, &out, &err), PE_ERR_NUMERIC, &err, "NaN logits");
-    refused(pe_engine_explain_nan(r.e, 0, &err), PE_ERR_NUMERIC, &err, "explaining NaN");
+    refused(pe_engine_explain(r.e, 0, &err), PE_ERR_NUMERIC, &err, "explaining NaN");
     CHECK(strcmp(err.op, "blk.0.attn") == 0, "the NaN is put down to '%s'", err.op);
-    refused(pe_engine_explain_nan(r.e, 1, &err), PE_ERR_ARGUMENT, &err, "a row that was not asked for");
+    refused(pe_engine_explain(r.e, 1, &err), PE_ERR_ARGUMENT, &err, "a row that was not asked for");
     pe_sampler_release(s);
     pe_engine_release(r.e);
     give_all_back();

@@ -13,13 +13,13 @@
 #include "check.h"
 #include "threads.h"
 
-enum { MAX_ITEMS = 1 << 16, JOB_ALIVE = 0x70b };
+enum { MAX_ITEMS = (1 << 21) + 5, JOB_ALIVE = 0x70b };  // more items than one ticket counts
 
 typedef struct job {
     int alive;  // a worker that comes late with another job's context finds it gone
     int width;
     int64_t n;
-    int *done;  // [n], plain: each item has one writer
+    int8_t *done;  // [n], plain: each item has one writer
     atomic_int wrong;
     void (*extra)(int64_t item);
 } job;
@@ -34,10 +34,10 @@ static void do_item(void *ctx, int64_t item, int worker) {
     if (j->extra) j->extra(item);
 }
 
-static int done_by_main[MAX_ITEMS];
+static int8_t done_by_main[MAX_ITEMS];
 
 // One job of n items; true if each was done once.
-static bool run_job(int width, int64_t n, int *done, void (*extra)(int64_t)) {
+static bool run_job(int width, int64_t n, int8_t *done, void (*extra)(int64_t)) {
     job j = {.alive = JOB_ALIVE, .width = width > 1 ? width : 1, .n = n, .done = done, .extra = extra};
     memset(done, 0, (size_t)n * sizeof *done);
     pe_parallel(width, n, do_item, &j);
@@ -121,7 +121,8 @@ static void check_narrow(void) {
 static long under_lock;  // plain: the lock alone guards it
 
 static void *contend(void *arg) {
-    int done[64], *wrong = arg;
+    int8_t done[64];
+    int *wrong = arg;
     for (int i = 0; i < 300; i++) {
         const int width = pe_pool_lock(1 + i % 3);
         const long before = ++under_lock;
@@ -148,7 +149,7 @@ static void check_callers(void) {
 static atomic_bool hold, held;
 
 static void *hold_pool(void *arg) {
-    int *done = arg;
+    int8_t *done = arg;
     const int width = pe_pool_lock(3);
     run_job(width, 8, done, NULL);
     atomic_store(&held, true);
@@ -169,7 +170,7 @@ static int in_child(void) {
 
 static void check_fork(bool while_held) {
     snprintf(check_where, sizeof check_where, "fork%s", while_held ? " while another thread has the pool" : "");
-    static int done[8];
+    static int8_t done[8];
     pthread_t holder;
     atomic_store(&held, false);
     atomic_store(&hold, true);

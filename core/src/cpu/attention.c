@@ -15,14 +15,13 @@ typedef struct chunk {
     int n_vectors;                    // of keys that some query sees
 } chunk;
 
-PE_INLINE int element_bytes(int32_t type) { return type == PE_KV_F16 ? 2 : 4; }
 PE_INLINE vf load_kv(const int32_t type, const uint8_t *p) {
     return type == PE_KV_F16 ? vf_load_f16((const uint16_t *)p) : vf_load((const float *)p);
 }
 
 // n: keys of the chunk that the last query of the call sees.
 static void open_chunk(const pe_kv_view *kv, int32_t kv_head, int32_t c, int n, chunk *out) {
-    const int size = element_bytes(kv->type), per_page = kv->page_size / VL;
+    const int size = (int)pe_kv_bytes(kv->type), per_page = kv->page_size / VL;
     const int64_t head_bytes = (int64_t)kv->head_dim * kv->page_size * size;
     out->k_stride = (int64_t)kv->page_size * size;
     out->n_vectors = (n + VL - 1) / VL;
@@ -69,7 +68,7 @@ PE_INLINE void score_rows(const int32_t type, const int R, const chunk *c, const
 // acc[r][dims of V vectors] += sum over keys [j0, j1) of p[r][j] * value[j], in order of j
 PE_INLINE void value_tile(const int32_t type, const int R, const int V, const chunk *c, const pe_kv_view *kv, int d0,
                           int j0, int j1, float (*const *scores)[PE_CHUNK], float *const *acc) {
-    const int size = element_bytes(type);
+    const int size = (int)pe_kv_bytes(type);
     const int64_t stride = (int64_t)kv->head_dim * size;
     vf s[ROWS_PER_TILE][8];
 #pragma GCC unroll 4

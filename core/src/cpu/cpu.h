@@ -48,6 +48,14 @@ enum {
     UNIT_I8 = 32 * VL,
 };
 
+PE_INLINE int unit_bytes(pe_class cls) {  // of 32 k of integers
+    return cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
+}
+PE_INLINE int units_of(pe_scales scales) { return scales == PE_SCALES_K16 ? 8 : 1; }  // in a panel block
+PE_INLINE int units_at(pe_scales scales) {                                            // where they begin
+    return scales == PE_SCALES_K16 ? LAYOUT_Q_K16 : scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D;
+}
+
 // exp(x) to about 1 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2], as in Cephes' expf. exp(0) is exactly 1;
 // below -87 the result stays at exp(-87), so a caller that masks must do so by selecting; from 88.4 on it is infinite, so
 // that the gate of a large negative number is zero. NaN stays NaN.

@@ -10,7 +10,6 @@ enum {
     TOKENS_PER_TILE = 4,
     PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
     PREFETCH = 1152,    // bytes ahead in each stream
-    TOKEN_BLOCK = 128,  // tokens whose activations stay in the second-level cache while panels pass
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -72,10 +71,7 @@ PE_INLINE int32_t halves_bits(const pe_act_block *b) {
 PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R, const unsigned who,
                         const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
                         vf *sum) {
-    const int unit_bytes = cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
-    const int q_at = scales == PE_SCALES_K16 ? LAYOUT_Q_K16 : scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D;
-    const int zero_bits = cls == PE_CLASS_U4 ? 3 : 0;  // i8 has no zero to take out, dot_u6 does it itself
-    const uint8_t *unit = block + q_at + u * unit_bytes;
+    const uint8_t *unit = block + units_at(scales) + u * unit_bytes(cls);
     const vf d = vf_load_f16((const uint16_t *)(block + LAYOUT_D));
     vi s[TOKENS_PER_TILE];
     if (cls == PE_CLASS_U6) {
@@ -91,7 +87,8 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         if (!(who >> r & 1)) continue;
-        if (scales == PE_SCALES_D && zero_bits) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][at].sum), zero_bits));
+        if (scales == PE_SCALES_D && pe_class_zero(cls))  // a power of two
+            s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][at].sum), __builtin_ctz(pe_class_zero(cls))));
         sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
     }
     if (scales == PE_SCALES_DM) {
@@ -105,7 +102,7 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
 // All first terms in order of k, then the second terms of those units that have one, in order of k.
 PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const int R, const int P, const pe_weight *w,
                             const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {
-    const int units = scales == PE_SCALES_K16 ? 8 : 1;
+    const int units = units_of(scales);
     const uint8_t *panels = w->data + (size_t)panel * w->panel_bytes, *block = panels;
     const int8_t *q[TOKENS_PER_TILE];
     const pe_act_block *ab[TOKENS_PER_TILE];
@@ -258,20 +255,14 @@ static const tiles *tiles_of(const pe_weight *w) {
 void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                    int64_t p1, float *y, int64_t ldy) {
     const tiles *tile = tiles_of(w);
-    for (int64_t block = t0; block < t1; block += TOKEN_BLOCK) {
-        const int64_t end = block + TOKEN_BLOCK < t1 ? block + TOKEN_BLOCK : t1;
-        if (end - block == 1) {
-            int64_t p = p0;
-            for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, block, p, y, ldy);
-            for (; p < p1; p++) tile->tokens[0](w, a, bias, block, p, y, ldy);
-            continue;
+    int64_t p = p0;
+    if (t1 - t0 == 1)
+        for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, t0, p, y, ldy);
+    for (; p < p1; p++)
+        for (int64_t t = t0; t < t1; t += TOKENS_PER_TILE) {
+            const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;
+            tile->tokens[n - 1](w, a, bias, t, p, y, ldy);
         }
-        for (int64_t p = p0; p < p1; p++)
-            for (int64_t t = block; t < end; t += TOKENS_PER_TILE) {
-                const int64_t n = end - t < TOKENS_PER_TILE ? end - t : TOKENS_PER_TILE;
-                tile->tokens[n - 1](w, a, bias, t, p, y, ldy);
-            }
-    }
 }
 
 // ---- the reference path ----------------------------------------------------------------------------------------------

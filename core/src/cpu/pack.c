@@ -4,17 +4,11 @@
 #include "formats/all.h"
 
 size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales) {
-    static const size_t unit[] = {[PE_CLASS_U4] = UNIT_U4, [PE_CLASS_U6] = UNIT_U6, [PE_CLASS_I8] = UNIT_I8};
     switch (cls) {
     case PE_CLASS_F32: return 4 * VL;
     case PE_CLASS_F16:
     case PE_CLASS_BF16: return 2 * VL;
-    default: break;
-    }
-    switch (scales) {
-    case PE_SCALES_DM: return LAYOUT_Q_DM + unit[cls];
-    case PE_SCALES_K16: return LAYOUT_Q_K16 + 8 * unit[cls];
-    default: return LAYOUT_Q_D + unit[cls];
+    default: return (size_t)(units_at(scales) + units_of(scales) * unit_bytes(cls));
     }
 }
 
@@ -39,9 +33,6 @@ PE_INLINE void pack_quantized(const pe_weight *w, const uint8_t *src, size_t src
                               void (*lanes_of)(const void *, pe_lanes *), pe_class cls, pe_scales scales, int64_t p0,
                               int64_t p1) {
     const size_t row_bytes = (size_t)w->n_blocks * src_block_bytes;
-    const int units = scales == PE_SCALES_K16 ? 8 : 1;
-    const int q_at = scales == PE_SCALES_K16 ? LAYOUT_Q_K16 : scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D;
-    const int unit_bytes = cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
     for (int64_t p = p0; p < p1; p++)
         for (int64_t b = 0; b < w->n_blocks; b++) {
             uint8_t *out = w->data + (size_t)p * w->panel_bytes + (size_t)b * w->block_bytes;
@@ -53,7 +44,8 @@ PE_INLINE void pack_quantized(const pe_weight *w, const uint8_t *src, size_t src
                 if (scales == PE_SCALES_DM) memcpy(out + LAYOUT_M + 2 * lane, &x.m, 2);
                 if (scales == PE_SCALES_K16)
                     for (int i = 0; i < 16; i++) out[LAYOUT_SUB + VL * i + lane] = (uint8_t)x.sub[i];
-                for (int u = 0; u < units; u++) put_unit(cls, out + q_at + u * unit_bytes, lane, x.q + 32 * u);
+                for (int u = 0; u < units_of(scales); u++)
+                    put_unit(cls, out + units_at(scales) + u * unit_bytes(cls), lane, x.q + 32 * u);
             }
         }
 }

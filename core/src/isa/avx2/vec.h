@@ -1,5 +1,5 @@
 // The vector vocabulary in AVX2 + FMA + F16C: 8 float32 lanes, or 8 int32 lanes.
-// Max and min return their second operand when either is NaN, in every instruction set: see PE_KEEPS_NAN in cpu/.
+// Max and min return their second operand when either is NaN, in every instruction set.
 #ifndef PE_VEC_H
 #define PE_VEC_H
 
