@@ -194,6 +194,8 @@ void pe_machine_query_under(const char *root, pe_machine *out) {
     if (hw.memory_available == 0) hw.memory_available = UINT64_MAX;
     out->memory_total = l.memory < hw.memory_total ? l.memory : hw.memory_total;
     out->memory_available = l.available < hw.memory_available ? l.available : hw.memory_available;
+    // A limit without a readable usage is still a limit.
+    if (out->memory_available > out->memory_total) out->memory_available = out->memory_total;
 }
 
 void pe_machine_query(pe_machine *out) { pe_machine_query_under("", out); }

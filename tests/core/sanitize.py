@@ -23,7 +23,13 @@ FLAGS = {
     "thread": [*COMMON, "-fsanitize=thread"],
 }
 RUNS: dict[str, dict[str, list[str]]] = {  # program: what it is told besides its input
-    "address": {"kernel_check": [], "gguf_check": [], "plan_check": ["4000"], "threads_check": ["4000"]},
+    "address": {
+        "kernel_check": [],
+        "gguf_check": [],
+        "plan_check": ["4000"],
+        "threads_check": ["4000"],
+        "machine_check": [],
+    },
     "thread": {"threads_check": ["4000"], "plan_check": ["0"]},
 }
 ENVIRONMENT = {

@@ -1,4 +1,5 @@
-"""The core's stand-alone C programs: kernels of every instruction set, the thread pool, the loader and whole plans.
+"""The core's stand-alone C programs: kernels of every instruction set, the thread pool, a machine's limits, the loader and whole
+plans.
 
 Each program holds many checks and prints those that fail. `python tests/core/sanitize.py` runs the same programs under
 the sanitizers.
@@ -42,6 +43,10 @@ def test_kernels(built: Path, inputs: Path, isa: str) -> None:
 
 def test_thread_pool(built: Path, inputs: Path) -> None:
     check(built / "threads_check", inputs)
+
+
+def test_machine(built: Path, inputs: Path) -> None:
+    check(built / "machine_check", inputs)
 
 
 def test_loader(built: Path, inputs: Path) -> None:

@@ -23,7 +23,7 @@ import toolchain
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "core"
 BUILD = TESTS.parent / "build" / "core-tests"  # kept, so that only what changed is compiled again
-PROGRAMS = ("kernel_check", "threads_check", "gguf_check", "plan_check")
+PROGRAMS = ("kernel_check", "threads_check", "machine_check", "gguf_check", "plan_check")
 
 ISAS = tuple(toolchain.ISAS)
 
@@ -71,6 +71,8 @@ def arguments(program: str, folder: Path) -> list[str]:
         return [str(folder / "vectors.bin")]
     if program == "gguf_check":
         return [str(folder / "scratch.gguf"), *(str(folder / f"{name}.gguf") for name in ("small", "odd", "odd-"))]
+    if program == "machine_check":
+        return [str(folder / "machine")]
     return [str(folder / "model.gguf")] if program == "plan_check" else []
 
 
