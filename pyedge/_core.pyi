@@ -1,11 +1,11 @@
 """The compiled core, as core/bindings shows it to Python. Failures are ValueError (wrong arguments), MemoryError,
-ModelError (a file, or logits that are NaN) or RuntimeError (a cancelled step), with the core's one-line message."""
+ModelError (a file, or logits that are no numbers) or CancelledError, with the core's one-line message."""
 
 import builtins
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ GgufValue = int | float | bool | str | list[int] | list[float] | list[bool] | li
 _T = TypeVar("_T")
 
 ABI_VERSION: int
+PRECISIONS: tuple[str, ...]
+KV_TYPES: tuple[str, ...]
+MAX_THREADS: int
 
 class TensorInfo:
     @property
@@ -48,6 +51,7 @@ class Gguf:
     @overload
     def get(self, key: str, default: _T) -> GgufValue | _T: ...
     def bytes(self, key: str) -> list[builtins.bytes]: ...
+    def length(self, key: str) -> int: ...  # of an array; 1: a value that is none
     def __contains__(self, key: str) -> bool: ...
     @property
     def tensors(self) -> list[TensorInfo]: ...
@@ -95,7 +99,7 @@ class Model:
         self,
         gguf: Gguf,
         ops: Sequence[tuple[int, str, list[int], list[int], list[int], list[int | float]]],
-        precision: Literal["fast", "f32"] = "fast",
+        precision: str = "fast",
         threads: int = 0,
     ) -> None: ...
     @property

@@ -141,10 +141,15 @@ static py::object get(const Gguf &g, std::string_view key, py::object fallback) 
     return kv.is_array ? py::object(std::move(values)) : py::object(values[0]);
 }
 
-static py::list get_bytes(const Gguf &g, std::string_view key) {
+static pe_kv find_or_raise(const Gguf &g, std::string_view key) {
     pe_kv kv;
     if (!g.find(key, &kv))
         raise_model_error(g.path() + ": key '" + std::string(key) + "' is missing; get a complete file");
+    return kv;
+}
+
+static py::list get_bytes(const Gguf &g, std::string_view key) {
+    const pe_kv kv = find_or_raise(g, key);
     if (kv.type != PE_GGUF_STRING) raise_model_error(g.path() + ": key '" + std::string(key) + "' must hold strings");
     return elements(kv, true);
 }
@@ -246,6 +251,9 @@ void bind_gguf(py::module_ &m) {
         .def("get", &get, py::arg("key"), py::arg("default") = py::none(),
              "The value as int, float, bool, str or a list of these; bytes that are not UTF-8 become U+FFFD.")
         .def("bytes", &get_bytes, py::arg("key"), "The strings of an array (or the one of a value) as they are.")
+        .def(
+            "length", [](const Gguf &g, std::string_view key) { return find_or_raise(g, key).n; }, py::arg("key"),
+            "The number of elements of an array, 1 for a value that is none; no element is made.")
         .def("__contains__",
              [](const Gguf &g, std::string_view key) {
                  pe_kv kv;

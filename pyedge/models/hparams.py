@@ -63,7 +63,10 @@ class Keys:
 
     def value(self, key: str) -> Any:
         """The raw value, None if absent. A list of equal values (one per layer) counts as that value."""
-        value = self._gguf.get(self.full(key))
+        name = self.full(key)
+        if name in self._gguf and (n := self._gguf.length(name)) > _MAX_LAYERS:
+            raise ModelError(f"{name}: has {n} values, and no model has more than {_MAX_LAYERS} layers")
+        value = self._gguf.get(name)
         if isinstance(value, list):
             if not value or any(v != value[0] for v in value):
                 raise self.fail(key, value, "varies by layer, which is not supported")
@@ -158,7 +161,7 @@ def _n_vocab(gguf: _core.Gguf, keys: Keys, d_model: int) -> int:
     if columns != d_model:
         raise keys.fail("embedding_length", d_model, f"is not the width of token_embd.weight, {columns}")
     key = "tokenizer.ggml.tokens"
-    n_tokens = len(gguf.bytes(key)) if key in gguf else 0
+    n_tokens = gguf.length(key) if key in gguf else 0  # what they are, the tokenizer checks
     if n_tokens > rows:
         raise ModelError(f"{key}: {n_tokens} tokens, but token_embd.weight has only {rows} rows")
     return rows
