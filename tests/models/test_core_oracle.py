@@ -107,14 +107,14 @@ def test_every_op_by_itself(write: Write, name: str, precision: str) -> None:
     oracle = planref.Oracle(runner.plan, path)
     tokens = some_tokens(N_TOKENS, runner.model.n_vocab)
     seen = runner.run_tapped(tokens)
-    values = dict[int, np.ndarray]()
+    values, kinds = dict[int, np.ndarray](), [info.name for info in _core.ops()]
     for op in runner.plan.ops:
+        # Rounded to 8 bits, a value within float32's error of the edge between two of the 127 steps may go either way.
+        rounded = precision == "fast" and name not in planref.FLOAT_TYPES and kinds[op.kind] in ("linear", "logits")
         made = oracle.apply(op, [values[i] for i in op.inputs], tokens, precision)
         for i, found, expected in zip(op.outputs, seen[op.name], made, strict=True):
             worst_of_row = np.abs(found - expected).max(axis=-1) / expected.std()
-            # A value within float32's error of the edge between two steps of 1/127 may round either way.
-            on_edge = worst_of_row > 2e-5
-            assert on_edge.mean() <= (0.05 if precision == "fast" else 0), op.name
+            assert (worst_of_row > 2e-5).mean() <= (0.05 if rounded else 0), op.name
             assert worst_of_row.max() < 0.02, op.name
             # How the core lays out a table of cosines and sines is its own affair.
             values[i] = expected if op.name == "rope_table" else found.astype(np.float64)
