@@ -110,10 +110,6 @@ typedef struct matmul {
     } out[PE_MAX_OUTPUTS];
 } matmul;
 
-static bool is_integer(const pe_weight *w) {
-    return w->cls != PE_CLASS_F32 && w->cls != PE_CLASS_F16 && w->cls != PE_CLASS_BF16;
-}
-
 static void quantize_item(void *ctx, int64_t item, int worker) {
     (void)worker;
     const matmul *j = ctx;
@@ -157,7 +153,7 @@ static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, f
     for (int i = 0; i < j.n_outputs; i++) {
         const pe_weight *w = &r->m->matrices[r->op->weights[2 * i]];
         const int32_t bias = r->op->weights[2 * i + 1];
-        integers |= is_integer(w);
+        integers |= !pe_class_is_float(w->cls);
         j.out[i].w = w;
         j.out[i].bias = bias >= 0 ? r->m->vectors[bias] : NULL;
         j.out[i].y = y[i];

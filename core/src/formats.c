@@ -1,5 +1,7 @@
 #include "formats.h"
 
+#include <math.h>
+
 #include "f16.h"
 #include "formats/all.h"
 
@@ -33,13 +35,16 @@ const pe_format_info *pe_format_by_type(int32_t type) {
 static void unpack_block(const pe_format_row *f, const void *block, float *out) {
     pe_lanes b;
     f->lanes(block, &b);
-    const float d = pe_f16_to_f32(b.d), m = f->scales == PE_SCALES_DM ? pe_f16_to_f32(b.m) : 0;
-    const int zero = pe_class_zero(f->cls);
-    for (int i = 0; i < f->info.block_values; i++) switch (f->scales) {
-        case PE_SCALES_DM: out[i] = d * (float)b.q[i] + m; break;
-        case PE_SCALES_K16: out[i] = d * (float)b.sub[i / 16] * (float)(b.q[i] - zero); break;
-        default: out[i] = d * (float)(b.q[i] - zero); break;
-        }
+    const float d = f->scales == PE_SCALES_E8 ? ldexpf(1, b.d - 128) : pe_f16_to_f32(b.d);
+    const float m = pe_scales_have_m(f->scales) ? pe_f16_to_f32(b.m) : 0;
+    const int zero = pe_scales_have_m(f->scales) ? 0 : pe_class_zero(f->cls), parts = pe_scales_parts(f->scales);
+    for (int i = 0; i < f->info.block_values; i++) {
+        const int part = parts ? i * parts / f->info.block_values : 0;
+        const float scale = parts ? d * (float)b.sub[part] : d;
+        const float x = scale * (float)(pe_class_value(f->cls, b.q[i]) - zero);
+        if (f->scales == PE_SCALES_DM) out[i] = x + m;
+        else out[i] = pe_scales_have_m(f->scales) ? x - m * (float)b.min[part] : x;
+    }
 }
 
 void pe_format_unpack(const pe_format_row *f, const void *src, int64_t n, float *out) {

@@ -33,6 +33,15 @@ SCALES: dict[str, tuple[tuple[int, ...], slice]] = {
     "Q4_1": ((0, 2), slice(0)),
     "Q8_0": ((0,), slice(0)),
     "Q6_K": ((208,), slice(192, 208)),
+    "Q5_0": ((0,), slice(0)),
+    "Q5_1": ((0, 2), slice(0)),
+    "Q2_K": ((80, 82), slice(0, 16)),
+    "Q3_K": ((108,), slice(96, 108)),
+    "Q4_K": ((0, 2), slice(4, 16)),
+    "Q5_K": ((0, 2), slice(4, 16)),
+    "IQ4_NL": ((0,), slice(0)),
+    "IQ4_XS": ((0,), slice(2, 8)),
+    "MXFP4": ((), slice(0, 1)),
 }
 FLOATS = ("F32", "F16", "BF16")
 UNIT = 2.0**-24  # half a unit in the last place of 1.0f: the largest relative error of one float operation

@@ -23,9 +23,17 @@ _MERGES = [
     *("r e", "o n", "a t", "Ġ s", "Ġa n", "Ġan d", "e n", "i s", "1 2", "12 3"),
 ]  # with the rest 281 tokens, not a multiple of any panel
 
-# Formats that the gguf package reads but cannot write: where each block's float16 scale is, and the root mean square of
-# its decoded values for a scale of 1 and random bytes elsewhere.
-_RANDOM_BLOCKS = {"Q6_K": (208, 1369.0)}
+# Formats that the gguf package reads but cannot write: where each block's float16 scales are, and the root mean square of
+# its decoded values for scales of 1 and random bytes elsewhere.
+_RANDOM_BLOCKS = {
+    "Q2_K": ((80, 82), 13.4),
+    "Q3_K": ((108,), 43.5),
+    "Q4_K": ((0, 2), 301.0),
+    "Q5_K": ((0, 2), 638.0),
+    "Q6_K": ((208,), 1369.0),
+    "IQ4_NL": ((0,), 67.3),
+    "IQ4_XS": ((0,), 1258.0),
+}
 
 
 def byte_characters() -> list[str]:
@@ -47,12 +55,13 @@ def encode(values: np.ndarray, type_name: str, rng: np.random.Generator) -> np.n
         return values.astype(np.float32)
     if type_name not in _RANDOM_BLOCKS:
         return gguf.quants.quantize(values.astype(np.float32), kind)
-    offset, rms = _RANDOM_BLOCKS[type_name]
+    offsets, rms = _RANDOM_BLOCKS[type_name]
     block, size = gguf.GGML_QUANT_SIZES[kind]
     n_blocks = values.size // block
     raw = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
     scales = (values.std() / rms * rng.uniform(0.5, 1.5, n_blocks)).astype(np.float16)
-    raw[:, offset : offset + 2] = scales[:, None].view(np.uint8)
+    for at in offsets:
+        raw[:, at : at + 2] = scales[:, None].view(np.uint8)
     return raw.reshape(values.shape[0], -1)
 
 

@@ -30,30 +30,53 @@ void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, 
                              pe_partial *partials);
 void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
 
-// The layout of one panel block, offsets in bytes. Scales first, then the lanes' integers in units of 32 k:
-//   u4: 4 x 32 bytes; byte 4 * lane + c of part j holds k = 8 j + c in its low nibble, 8 j + 4 + c in its high one
-//   u6: the low 4 bits as u4, then 2 x 32 bytes; byte 4 * lane + c of half h holds the high 2 bits of
-//       k = 16 h + 4 g + c at bit 2 g
-//   i8: 8 x 32 bytes; byte 4 * lane + c of part j holds k = 4 j + c
-//   floats: one block per k, [lanes]
-enum {
-    LAYOUT_D = 0,         // f16 [lanes]
-    LAYOUT_M = 2 * VL,    // f16 [lanes]                  PE_SCALES_DM
-    LAYOUT_SUB = 2 * VL,  // int8 [16][lanes]             PE_SCALES_K16
-    LAYOUT_Q_D = 2 * VL,  // where the integers begin
-    LAYOUT_Q_DM = 4 * VL,
-    LAYOUT_Q_K16 = 18 * VL,
-    UNIT_U4 = 16 * VL,  // bytes of 32 k of integers
-    UNIT_U6 = 24 * VL,
-    UNIT_I8 = 32 * VL,
-};
+// The layout of one panel block: d, then m, then the parts' scales and minimums, where the scales have them, then the
+// lanes' integers in units of 32 k. Floats have one block per k, [lanes], and none of this.
+//   d: f16 [lanes], or a byte [lanes] of E8      m: f16 [lanes]
+//   scales: int8 [parts][lanes]                  minimums: uint8 [parts][lanes]; of K16M both share a byte, low and high
+// A unit has its bits in up to three planes, in this order; byte 4 * lane + c of each 4 * lanes bytes holds
+//   nibbles (u4 u5 u6 iq4 fp4): 4 parts j, k = 8 j + c in the low nibble, 8 j + 4 + c in the high one
+//   pairs   (u2 u3, and the high bits of u6): 2 parts h, k = 16 h + 4 g + c at bit 2 g
+//   bits    (the high bit of u3 and u5): 1 part, k = 4 g + c at bit g
+//   bytes   (i8): 8 parts j, k = 4 j + c
+enum { NIBBLES = 16 * VL, PAIRS = 8 * VL, BITS = 4 * VL, BYTES = 32 * VL };  // sizes of the planes
 
-PE_INLINE int unit_bytes(pe_class cls) {  // of 32 k of integers
-    return cls == PE_CLASS_U4 ? UNIT_U4 : cls == PE_CLASS_U6 ? UNIT_U6 : UNIT_I8;
+PE_INLINE int unit_bytes(pe_class cls) {
+    switch (cls) {
+    case PE_CLASS_U2: return PAIRS;
+    case PE_CLASS_U3: return PAIRS + BITS;
+    case PE_CLASS_U5: return NIBBLES + BITS;
+    case PE_CLASS_U6: return NIBBLES + PAIRS;
+    case PE_CLASS_I8: return BYTES;
+    default: return NIBBLES;
+    }
 }
-PE_INLINE int units_of(pe_scales scales) { return scales == PE_SCALES_K16 ? 8 : 1; }  // in a panel block
-PE_INLINE int units_at(pe_scales scales) {                                            // where they begin
-    return scales == PE_SCALES_K16 ? LAYOUT_Q_K16 : scales == PE_SCALES_DM ? LAYOUT_Q_DM : LAYOUT_Q_D;
+PE_INLINE int units_of(pe_scales scales) { return pe_scales_parts(scales) ? 8 : 1; }  // in a panel block
+PE_INLINE int m_at(pe_scales scales) { return scales == PE_SCALES_E8 ? VL : 2 * VL; }
+PE_INLINE int subs_at(pe_scales scales) { return m_at(scales) + (pe_scales_have_m(scales) ? 2 * VL : 0); }
+PE_INLINE int mins_at(pe_scales scales) { return subs_at(scales) + pe_scales_parts(scales) * VL; }
+PE_INLINE int units_at(pe_scales scales) { return mins_at(scales) + (scales == PE_SCALES_K32M ? 8 * VL : 0); }
+
+PE_INLINE vf load_d(pe_scales scales, const uint8_t *block) {
+    if (scales != PE_SCALES_E8) return vf_load_f16((const uint16_t *)block);
+    // 2^(e - 127), of which e = 0 is subnormal, halved.
+    const vi bits = vi_max(vi_shl(vi_load_u8(block), 23), vi_set1(0x400000));
+    return vf_mul(vi_as_f32(bits), vf_set1(0.5f));
+}
+
+typedef struct pe_part {
+    vi sub, min;
+} pe_part;
+
+// The scale and minimum of part i of a panel block.
+PE_INLINE pe_part load_part(pe_scales scales, const uint8_t *block, int i) {
+    const uint8_t *sub = block + subs_at(scales) + VL * i;
+    if (scales == PE_SCALES_K16M) {
+        const vi both = vi_load_u8(sub);
+        return (pe_part){vi_and(both, vi_set1(15)), vi_shr(both, 4)};
+    }
+    const vi min = scales == PE_SCALES_K32M ? vi_load_u8(block + mins_at(scales) + VL * i) : vi_zero();
+    return (pe_part){vi_load_i8((const int8_t *)sub), min};
 }
 
 // exp(x) to about 1 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2], as in Cephes' expf. exp(0) is exactly 1;

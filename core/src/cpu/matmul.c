@@ -72,30 +72,39 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
                         const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
                         vf *sum) {
     const uint8_t *unit = block + units_at(scales) + u * unit_bytes(cls);
-    const vf d = vf_load_f16((const uint16_t *)(block + LAYOUT_D));
+    const int zero = pe_scales_have_m(scales) ? 0 : pe_class_zero(cls);  // 0 or a power of two
+    vf d = load_d(scales, block);
     vi s[TOKENS_PER_TILE];
-    if (cls == PE_CLASS_U6) {
-        int32_t halves[TOKENS_PER_TILE];
+    if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product
+        const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
+        const vi subs[2] = {first.sub, last.sub};
+        dot(cls, unit, subs, q, 32 * at, R, s);
+        const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) halves[r] = halves_bits(ab[r] + at);
-        dot_u6(unit, (const int8_t *)block + LAYOUT_SUB + 2 * VL * u, q, halves, 32 * at, R, s);
-    } else if (cls == PE_CLASS_U4) {
-        dot_u4(unit, q, 32 * at, R, s);
-    } else {
-        dot_i8(unit, q, 32 * at, R, s);
+        for (int r = 0; r < R; r++) {
+            if (!(who >> r & 1)) continue;
+            const int32_t halves = halves_bits(ab[r] + at);
+            if (zero) s[r] = vi_sub(s[r], vi_shl(dot_halves(first.sub, last.sub, halves), __builtin_ctz(zero)));
+            sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
+            if (scales == PE_SCALES_K16M)
+                sum[r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)), vi_to_f32(dot_halves(first.min, last.min, halves)),
+                                sum[r]);
+        }
+        return;
+    }
+    dot(cls, unit, NULL, q, 32 * at, R, s);
+    vf m = pe_scales_have_m(scales) ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
+    if (pe_scales_parts(scales) == 8) {  // a scale per 32 k goes into d, a minimum into m
+        const pe_part part = load_part(scales, block, u);
+        d = vf_mul(d, vi_to_f32(part.sub));
+        m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(part.min)));
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         if (!(who >> r & 1)) continue;
-        if (scales == PE_SCALES_D && pe_class_zero(cls))  // a power of two
-            s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][at].sum), __builtin_ctz(pe_class_zero(cls))));
+        if (zero) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][at].sum), __builtin_ctz(zero)));
         sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
-    }
-    if (scales == PE_SCALES_DM) {
-        const vf m = vf_load_f16((const uint16_t *)(block + LAYOUT_M));
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++)
-            if (who >> r & 1) sum[r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[r]);
+        if (pe_scales_have_m(scales)) sum[r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[r]);
     }
 }
 
@@ -233,23 +242,28 @@ typedef struct tiles {
     FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE) \
     static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
 
-INTEGER_TILES(u4_d, PE_CLASS_U4, PE_SCALES_D)
-INTEGER_TILES(u4_dm, PE_CLASS_U4, PE_SCALES_DM)
-INTEGER_TILES(i8_d, PE_CLASS_I8, PE_SCALES_D)
-INTEGER_TILES(u6_k16, PE_CLASS_U6, PE_SCALES_K16)
+// The pairs of class and scales that formats.def has.
+#define PE_QUANTIZED(X)                                                                                                \
+    X(U2, K16M)                                                                                                        \
+    X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) X(I8, D) X(IQ4, D) X(IQ4, K32) \
+        X(FP4, E8)
+#define PE_TILES(cls, scales) INTEGER_TILES(cls##_##scales, PE_CLASS_##cls, PE_SCALES_##scales)
+PE_QUANTIZED(PE_TILES)
 FLOAT_TILES(f32, PE_CLASS_F32)
 FLOAT_TILES(f16, PE_CLASS_F16)
 FLOAT_TILES(bf16, PE_CLASS_BF16)
 
 static const tiles *tiles_of(const pe_weight *w) {
     switch (w->cls) {
-    case PE_CLASS_U4: return w->scales == PE_SCALES_DM ? &u4_dm : &u4_d;
-    case PE_CLASS_I8: return &i8_d;
-    case PE_CLASS_U6: return &u6_k16;
+    case PE_CLASS_F32: return &f32;
     case PE_CLASS_F16: return &f16;
     case PE_CLASS_BF16: return &bf16;
-    default: return &f32;
+    default: break;
     }
+#define PE_FIND(cls_, scales_) \
+    if (w->cls == PE_CLASS_##cls_ && w->scales == PE_SCALES_##scales_) return &cls_##_##scales_;
+    PE_QUANTIZED(PE_FIND)
+    return NULL;  // formats.def has no such pair
 }
 
 void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,

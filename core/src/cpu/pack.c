@@ -14,18 +14,33 @@ size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales) {
 
 // Puts 32 integers of one lane into a unit of its panel block, which starts zeroed.
 PE_INLINE void put_unit(pe_class cls, uint8_t *unit, int lane, const int8_t *q) {
-    for (int k = 0; k < 32; k += 4) {
-        const int g = k / 4;
-        for (int c = 0; c < 4; c++) {
-            const uint8_t v = (uint8_t)q[k + c];
-            if (cls == PE_CLASS_I8) {
-                unit[4 * VL * g + 4 * lane + c] = v;
-            } else {
-                unit[4 * VL * (g / 2) + 4 * lane + c] |= (uint8_t)((v & 15) << 4 * (g & 1));
-                if (cls == PE_CLASS_U6)
-                    unit[UNIT_U4 + 4 * VL * (g / 4) + 4 * lane + c] |= (uint8_t)(v >> 4 << 2 * (g & 3));
-            }
+    for (int k = 0; k < 32; k++) {
+        const int g = k / 4, at = 4 * lane + k % 4;
+        const uint8_t v = (uint8_t)q[k];
+        uint8_t *plane = unit;
+        if (cls == PE_CLASS_I8) {
+            plane[4 * VL * g + at] = v;
+        } else if (cls == PE_CLASS_U2 || cls == PE_CLASS_U3) {
+            plane[4 * VL * (g / 4) + at] |= (uint8_t)((v & 3) << 2 * (g & 3));
+            if (cls == PE_CLASS_U3) plane[PAIRS + at] |= (uint8_t)(v >> 2 << g);
+        } else {
+            plane[4 * VL * (g / 2) + at] |= (uint8_t)((v & 15) << 4 * (g & 1));
+            plane += NIBBLES;
+            if (cls == PE_CLASS_U5) plane[at] |= (uint8_t)(v >> 4 << g);
+            if (cls == PE_CLASS_U6) plane[4 * VL * (g / 4) + at] |= (uint8_t)(v >> 4 << 2 * (g & 3));
         }
+    }
+}
+
+PE_INLINE void put_scales(pe_scales scales, uint8_t *block, int lane, const pe_lanes *x) {
+    if (scales == PE_SCALES_E8) block[lane] = (uint8_t)x->d;
+    else memcpy(block + 2 * lane, &x->d, 2);
+    if (pe_scales_have_m(scales)) memcpy(block + m_at(scales) + 2 * lane, &x->m, 2);
+    for (int i = 0; i < pe_scales_parts(scales); i++) {
+        uint8_t *sub = block + subs_at(scales) + VL * i + lane;
+        *sub = (uint8_t)x->sub[i];
+        if (scales == PE_SCALES_K16M) *sub = (uint8_t)(*sub | x->min[i] << 4);
+        if (scales == PE_SCALES_K32M) block[mins_at(scales) + VL * i + lane] = x->min[i];
     }
 }
 
@@ -40,10 +55,7 @@ PE_INLINE void pack_quantized(const pe_weight *w, const uint8_t *src, size_t src
             for (int lane = 0; lane < VL && p * VL + lane < w->rows; lane++) {
                 pe_lanes x;
                 lanes_of(src + (size_t)(p * VL + lane) * row_bytes + (size_t)b * src_block_bytes, &x);
-                memcpy(out + LAYOUT_D + 2 * lane, &x.d, 2);
-                if (scales == PE_SCALES_DM) memcpy(out + LAYOUT_M + 2 * lane, &x.m, 2);
-                if (scales == PE_SCALES_K16)
-                    for (int i = 0; i < 16; i++) out[LAYOUT_SUB + VL * i + lane] = (uint8_t)x.sub[i];
+                put_scales(scales, out, lane, &x);
                 for (int u = 0; u < units_of(scales); u++)
                     put_unit(cls, out + units_at(scales) + u * unit_bytes(cls), lane, x.q + 32 * u);
             }
@@ -75,8 +87,13 @@ void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, in
 #define PE_PACK_BF16 PE_PACK_F32
 #define PE_PACK_U4(NAME, type, bytes, cls, scales) \
     case type: pack_quantized(w, src, bytes, pe_lanes_##NAME, PE_CLASS_##cls, PE_SCALES_##scales, p0, p1); return;
-#define PE_PACK_I8 PE_PACK_U4
+#define PE_PACK_U2 PE_PACK_U4
+#define PE_PACK_U3 PE_PACK_U4
+#define PE_PACK_U5 PE_PACK_U4
 #define PE_PACK_U6 PE_PACK_U4
+#define PE_PACK_I8 PE_PACK_U4
+#define PE_PACK_IQ4 PE_PACK_U4
+#define PE_PACK_FP4 PE_PACK_U4
 #define PE_FORMAT(NAME, type, values, bytes, cls, scales) PE_PACK_##cls(NAME, type, bytes, cls, scales)
 #include "formats/formats.def"
 #undef PE_FORMAT
@@ -84,76 +101,83 @@ void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, in
     }
 }
 
-PE_INLINE int unit_get(pe_class cls, const uint8_t *unit, int lane, int k) {
-    const int g = k / 4, at = 4 * lane + k % 4;
-    if (cls == PE_CLASS_I8) return (int8_t)unit[4 * VL * g + at];
-    const int low = unit[4 * VL * (g / 2) + at] >> 4 * (g & 1) & 15;
-    return cls == PE_CLASS_U6 ? low | (unit[UNIT_U4 + 4 * VL * (g / 4) + at] >> 2 * (g & 3) & 3) << 4 : low;
+// The integers of all lanes at k (0..31) of a unit, as stored.
+PE_INLINE vi unit_lanes(pe_class cls, const uint8_t *unit, int k) {
+    const int g = k / 4, c = k % 4;
+    if (cls == PE_CLASS_I8) return vi_byte(vi_load((const int32_t *)(unit + 4 * VL * g)), c);
+    if (cls == PE_CLASS_U2 || cls == PE_CLASS_U3) {
+        const vi pairs = vi_shr(vi_load((const int32_t *)(unit + 4 * VL * (g / 4))), 8 * c + 2 * (g & 3));
+        const vi low = vi_and(pairs, vi_set1(3));
+        if (cls == PE_CLASS_U2) return low;
+        return vi_or(low, vi_shl(vi_and(vi_shr(vi_load((const int32_t *)(unit + PAIRS)), 8 * c + g), vi_set1(1)), 2));
+    }
+    const vi low =
+        vi_and(vi_shr(vi_load((const int32_t *)(unit + 4 * VL * (g / 2))), 8 * c + 4 * (g & 1)), vi_set1(15));
+    const uint8_t *high = unit + NIBBLES;
+    if (cls == PE_CLASS_U5)
+        return vi_or(low, vi_shl(vi_and(vi_shr(vi_load((const int32_t *)high), 8 * c + g), vi_set1(1)), 4));
+    if (cls == PE_CLASS_U6) {
+        const vi pairs = vi_shr(vi_load((const int32_t *)(high + 4 * VL * (g / 4))), 8 * c + 2 * (g & 3));
+        return vi_or(low, vi_shl(vi_and(pairs, vi_set1(3)), 4));
+    }
+    return low;
+}
+
+// What they stand for, the zero taken out.
+PE_INLINE vf unit_values(pe_class cls, pe_scales scales, const uint8_t *unit, int k) {
+    const vi q = unit_lanes(cls, unit, k);
+    if (cls == PE_CLASS_IQ4 || cls == PE_CLASS_FP4) {
+        int32_t lane[VL];
+        vi_store(lane, q);
+        for (int i = 0; i < VL; i++) lane[i] = pe_class_value(cls, lane[i]);
+        return vi_to_f32(vi_load(lane));
+    }
+    return vi_to_f32(pe_scales_have_m(scales) ? q : vi_sub(q, vi_set1(pe_class_zero(cls))));
+}
+
+// Unpacks panel block `block` to float32 [values][lanes], in the order of operations of the format's definition.
+static void unpack_block(pe_class cls, pe_scales scales, const uint8_t *block, float *out) {
+    const vf d = load_d(scales, block);
+    const vf m = pe_scales_have_m(scales) ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
+    const int parts = pe_scales_parts(scales);
+    for (int u = 0; u < units_of(scales); u++) {
+        const uint8_t *unit = block + units_at(scales) + u * unit_bytes(cls);
+        for (int k = 0; k < 32; k++, out += VL) {
+            const vf q = unit_values(cls, scales, unit, k);
+            if (!parts) {
+                const vf x = vf_mul(d, q);
+                vf_store(out, scales == PE_SCALES_DM ? vf_add(x, m) : x);
+                continue;
+            }
+            const pe_part part = load_part(scales, block, parts == 16 ? 2 * u + k / 16 : u);
+            const vf x = vf_mul(vf_mul(d, vi_to_f32(part.sub)), q);
+            vf_store(out, pe_scales_have_m(scales) ? vf_sub(x, vf_mul(m, vi_to_f32(part.min))) : x);
+        }
+    }
+}
+
+void PE_FN(unpack_panel)(const pe_weight *w, int64_t panel, float *out) {
+    const uint8_t *block = w->data + (size_t)panel * w->panel_bytes;
+    const int64_t values = w->n_blocks ? w->cols / w->n_blocks : 0;
+    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes, out += values * VL) switch (w->cls) {
+        case PE_CLASS_F32: vf_store(out, vf_load((const float *)block)); break;
+        case PE_CLASS_F16: vf_store(out, vf_load_f16((const uint16_t *)block)); break;
+        case PE_CLASS_BF16: vf_store(out, vf_load_bf16((const uint16_t *)block)); break;
+        default: unpack_block(w->cls, w->scales, block, out);
+        }
 }
 
 void PE_FN(unpack_row)(const pe_weight *w, int64_t row, float *out) {
     const uint8_t *block = w->data + (size_t)(row / VL) * w->panel_bytes;
-    const int lane = (int)(row % VL), zero = pe_class_zero(w->cls);
-    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
-        const float d = pe_f16_to_f32(pe_load_u16(block + LAYOUT_D + 2 * lane));
-        switch (w->cls) {
-        case PE_CLASS_F32: memcpy(out++, block + 4 * lane, 4); continue;
-        case PE_CLASS_F16: *out++ = pe_f16_to_f32(pe_load_u16(block + 2 * lane)); continue;
-        case PE_CLASS_BF16: *out++ = pe_bf16_to_f32(pe_load_u16(block + 2 * lane)); continue;
-        default: break;
+    const int lane = (int)(row % VL);
+    const int64_t values = w->n_blocks ? w->cols / w->n_blocks : 0;
+    float panel[256 * VL];  // one block of all lanes: its cost is the same as one lane's
+    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes, out += values) switch (w->cls) {
+        case PE_CLASS_F32: memcpy(out, block + 4 * lane, 4); break;
+        case PE_CLASS_F16: *out = pe_f16_to_f32(pe_load_u16(block + 2 * lane)); break;
+        case PE_CLASS_BF16: *out = pe_bf16_to_f32(pe_load_u16(block + 2 * lane)); break;
+        default:
+            unpack_block(w->cls, w->scales, block, panel);
+            for (int64_t k = 0; k < values; k++) out[k] = panel[k * VL + lane];
         }
-        if (w->scales == PE_SCALES_K16) {
-            for (int k = 0; k < 256; k++) {
-                const float scale = d * (float)(int8_t)block[LAYOUT_SUB + VL * (k / 16) + lane];
-                *out++ =
-                    scale * (float)(unit_get(w->cls, block + LAYOUT_Q_K16 + k / 32 * UNIT_U6, lane, k % 32) - zero);
-            }
-        } else if (w->scales == PE_SCALES_DM) {
-            const float m = pe_f16_to_f32(pe_load_u16(block + LAYOUT_M + 2 * lane));
-            for (int k = 0; k < 32; k++) *out++ = d * (float)unit_get(w->cls, block + LAYOUT_Q_DM, lane, k) + m;
-        } else {
-            for (int k = 0; k < 32; k++) *out++ = d * (float)(unit_get(w->cls, block + LAYOUT_Q_D, lane, k) - zero);
-        }
-    }
-}
-
-// The integers of all lanes at k (0..31) of a unit.
-PE_INLINE vi unit_lanes(pe_class cls, const uint8_t *unit, int k) {
-    const int g = k / 4, c = k % 4;
-    if (cls == PE_CLASS_I8) return vi_byte(vi_load((const int32_t *)(unit + 4 * VL * g)), c);
-    const vi low = vi_shr(vi_load((const int32_t *)(unit + 4 * VL * (g / 2))), 8 * c + 4 * (g & 1));
-    if (cls == PE_CLASS_U4) return vi_and(low, vi_set1(15));
-    const vi high = vi_shr(vi_load((const int32_t *)(unit + UNIT_U4 + 4 * VL * (g / 4))), 8 * c + 2 * (g & 3));
-    return vi_or(vi_and(low, vi_set1(15)), vi_shl(vi_and(high, vi_set1(3)), 4));
-}
-
-// The same numbers as unpack_row gives, bit for bit, a lane per row.
-void PE_FN(unpack_panel)(const pe_weight *w, int64_t panel, float *out) {
-    const uint8_t *block = w->data + (size_t)panel * w->panel_bytes;
-    const vi zero = vi_set1(pe_class_zero(w->cls));
-    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
-        const uint16_t *halves = (const uint16_t *)block;
-        if (w->cls == PE_CLASS_F32 || w->cls == PE_CLASS_F16 || w->cls == PE_CLASS_BF16) {
-            vf_store(out, w->cls == PE_CLASS_F32   ? vf_load((const float *)block)
-                          : w->cls == PE_CLASS_F16 ? vf_load_f16(halves)
-                                                   : vf_load_bf16(halves));
-            out += VL;
-            continue;
-        }
-        const vf d = vf_load_f16(halves);
-        if (w->scales == PE_SCALES_K16) {
-            for (int k = 0; k < 256; k++, out += VL) {
-                const vf scale = vf_mul(d, vi_to_f32(vi_load_i8((const int8_t *)block + LAYOUT_SUB + VL * (k / 16))));
-                const vi q = unit_lanes(w->cls, block + LAYOUT_Q_K16 + k / 32 * UNIT_U6, k % 32);
-                vf_store(out, vf_mul(scale, vi_to_f32(vi_sub(q, zero))));
-            }
-        } else if (w->scales == PE_SCALES_DM) {
-            const vf m = vf_load_f16(halves + VL);
-            for (int k = 0; k < 32; k++, out += VL)
-                vf_store(out, vf_add(vf_mul(d, vi_to_f32(unit_lanes(w->cls, block + LAYOUT_Q_DM, k))), m));
-        } else {
-            for (int k = 0; k < 32; k++, out += VL)
-                vf_store(out, vf_mul(d, vi_to_f32(vi_sub(unit_lanes(w->cls, block + LAYOUT_Q_D, k), zero))));
-        }
-    }
 }

@@ -2,8 +2,17 @@
 #ifndef PE_FORMATS_ALL_H
 #define PE_FORMATS_ALL_H
 
+#include "formats/iq4_nl.h"
+#include "formats/iq4_xs.h"
+#include "formats/mxfp4.h"
+#include "formats/q2_k.h"
+#include "formats/q3_k.h"
 #include "formats/q4_0.h"
 #include "formats/q4_1.h"
+#include "formats/q4_k.h"
+#include "formats/q5_0.h"
+#include "formats/q5_1.h"
+#include "formats/q5_k.h"
 #include "formats/q6_k.h"
 #include "formats/q8_0.h"
 
@@ -12,8 +21,13 @@
 #define PE_LANES_OF_F32(name) NULL
 #define PE_LANES_OF_F16(name) NULL
 #define PE_LANES_OF_BF16(name) NULL
+#define PE_LANES_OF_U2(name) pe_lanes_##name
+#define PE_LANES_OF_U3(name) pe_lanes_##name
 #define PE_LANES_OF_U4(name) pe_lanes_##name
-#define PE_LANES_OF_I8(name) pe_lanes_##name
+#define PE_LANES_OF_U5(name) pe_lanes_##name
 #define PE_LANES_OF_U6(name) pe_lanes_##name
+#define PE_LANES_OF_I8(name) pe_lanes_##name
+#define PE_LANES_OF_IQ4(name) pe_lanes_##name
+#define PE_LANES_OF_FP4(name) pe_lanes_##name
 
 #endif

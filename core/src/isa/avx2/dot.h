@@ -1,9 +1,8 @@
-// Integer dot products of one panel block of 32 k with R tokens, in AVX2: s[r] = sum over k of w[lane, k] * q[r, k].
-// A group is 4 k of 8 lanes: 32 bytes, byte 4 * lane + c.
+// Integer dot products of one unit (32 k of 8 lanes) with R tokens, in AVX2. A group is 4 k: 32 bytes, byte 4 * lane + c.
 #ifndef PE_DOT_H
 #define PE_DOT_H
 
-#include "vec.h"
+#include "cpu/cpu.h"
 
 PE_INLINE vi dot_bcast4(const int8_t *p) {
     int32_t v;
@@ -11,75 +10,76 @@ PE_INLINE vi dot_bcast4(const int8_t *p) {
     return _mm256_set1_epi32(v);
 }
 
-// Unsigned 4-bit lanes. Summed in 16 bits over the 32 k: 8 x 2 x 15 x 127 = 30,480 < 32,767, then widened once.
-PE_INLINE void dot_u4(const uint8_t *w, const int8_t *const *q, int64_t k, int R, vi *s) {
-    const vi low4 = _mm256_set1_epi8(15);
+PE_INLINE vi dot_load(const uint8_t *p) { return _mm256_loadu_si256((const vi *)p); }
+
+// Bits of bytes moved to where `mask` wants them: left for shift > 0, right for shift < 0.
+PE_INLINE vi dot_bits(vi x, int shift, int mask) {
+    const vi moved = shift > 0 ? _mm256_slli_epi16(x, shift) : shift < 0 ? _mm256_srli_epi16(x, -shift) : x;
+    return _mm256_and_si256(moved, _mm256_set1_epi8((char)mask));
+}
+
+// The integers of group g of a unit (the layout is cpu.h's): unsigned, or signed for i8 and the tables.
+PE_INLINE vi dot_group(const pe_class cls, const uint8_t *unit, int g) {
+    if (cls == PE_CLASS_I8) return dot_load(unit + 32 * g);
+    if (cls == PE_CLASS_U2 || cls == PE_CLASS_U3) {
+        const vi low = dot_bits(dot_load(unit + 32 * (g / 4)), -2 * (g & 3), 3);
+        return cls == PE_CLASS_U2 ? low : _mm256_or_si256(low, dot_bits(dot_load(unit + PAIRS), 2 - g, 4));
+    }
+    const vi low = dot_bits(dot_load(unit + 32 * (g / 2)), -4 * (g & 1), 15);
+    if (cls == PE_CLASS_U5) return _mm256_or_si256(low, dot_bits(dot_load(unit + NIBBLES), 4 - g, 16));
+    if (cls == PE_CLASS_U6)
+        return _mm256_or_si256(low, dot_bits(dot_load(unit + NIBBLES + 32 * (g / 4)), 4 - 2 * (g & 3), 48));
+    if (cls == PE_CLASS_U4) return low;
+    static const int8_t iq4[16] = PE_IQ4_VALUES, fp4[16] = PE_MXFP4_VALUES;
+    const __m128i table = _mm_loadu_si128((const __m128i *)(cls == PE_CLASS_IQ4 ? iq4 : fp4));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), low);
+}
+
+PE_INLINE bool dot_is_signed(const pe_class cls) {
+    return cls == PE_CLASS_I8 || cls == PE_CLASS_IQ4 || cls == PE_CLASS_FP4;
+}
+
+// Groups whose products fit 16 bits when summed: 2 x 127 x the largest lane for each.
+PE_INLINE int dot_groups_in_16_bits(const pe_class cls) {
+    switch (cls) {
+    case PE_CLASS_U5: return 4;   // 31,496
+    case PE_CLASS_U6: return 2;   // 32,004
+    case PE_CLASS_I8:             // 32,512: |-128| is unsigned here
+    case PE_CLASS_IQ4: return 1;  // 32,258
+    default: return 8;            // u4: 30,480
+    }
+}
+
+// s[r] = sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k]; the
+// scale goes into the widening multiply. Signed lanes: |w| as unsigned times q with w's sign.
+PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
+                   vi *s) {
+    const vi ones = _mm256_set1_epi16(1), low16 = _mm256_set1_epi32(0xffff);
+    const int fits = dot_groups_in_16_bits(cls), n = sub && fits > 4 ? 4 : fits;
+    vi pairs[2] = {ones, ones};
+    if (sub)
+        for (int h = 0; h < 2; h++)
+            pairs[h] = _mm256_or_si256(_mm256_slli_epi32(sub[h], 16), _mm256_and_si256(sub[h], low16));
     vi s16[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        const vi b = _mm256_loadu_si256((const vi *)(w + 32 * j));
-        const vi lo = _mm256_and_si256(b, low4), hi = _mm256_and_si256(_mm256_srli_epi16(b, 4), low4);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            const vi x = _mm256_maddubs_epi16(lo, dot_bcast4(q[r] + k + 8 * j));
-            const vi y = _mm256_maddubs_epi16(hi, dot_bcast4(q[r] + k + 8 * j + 4));
-            s16[r] = j ? _mm256_add_epi16(s16[r], _mm256_add_epi16(x, y)) : _mm256_add_epi16(x, y);
-        }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) s[r] = _mm256_madd_epi16(s16[r], _mm256_set1_epi16(1));
-}
-
-// Signed 8-bit lanes, -128 included: |w| as unsigned times q with w's sign; a pair is at most 2 x 128 x 127 = 32,512.
-PE_INLINE void dot_i8(const uint8_t *w, const int8_t *const *q, int64_t k, int R, vi *s) {
-    const vi ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        const vi b = _mm256_loadu_si256((const vi *)(w + 32 * j)), a = _mm256_abs_epi8(b);
+    for (int g = 0; g < 8; g++) {
+        const vi w = dot_group(cls, unit, g), a = dot_is_signed(cls) ? _mm256_abs_epi8(w) : w;
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const vi x = _mm256_maddubs_epi16(a, _mm256_sign_epi8(dot_bcast4(q[r] + k + 4 * j), b));
-            const vi y = _mm256_madd_epi16(x, ones);
-            s[r] = j ? _mm256_add_epi32(s[r], y) : y;
+            const vi x = dot_bcast4(q[r] + k + 4 * g);
+            const vi y = _mm256_maddubs_epi16(a, dot_is_signed(cls) ? _mm256_sign_epi8(x, w) : x);
+            s16[r] = g % n ? _mm256_add_epi16(s16[r], y) : y;
+            if (g % n != n - 1) continue;
+            const vi wide = _mm256_madd_epi16(s16[r], pairs[g / 4]);
+            s[r] = g < n ? wide : _mm256_add_epi32(s[r], wide);
         }
     }
 }
 
-// Unsigned 6-bit lanes with an int8 scale per 16 k. sub: [2][8 lanes]; s[r] = sum of scale * (q6 * q - 32 * q).
-// Summed in 16 bits over 8 k: 2 x 2 x 63 x 127 = 32,004 < 32,767; the scale goes into the widening multiply.
-PE_INLINE void dot_u6(const uint8_t *w, const int8_t *sub, const int8_t *const *q, const int32_t *halves, int64_t k,
-                      int R, vi *s) {
-    const vi low4 = _mm256_set1_epi8(15), high2 = _mm256_set1_epi8(48);
-    const vi sub0 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)sub));
-    const vi sub1 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(sub + 8)));
-    const vi low16 = _mm256_set1_epi32(0xffff);
-    const vi pair0 = _mm256_or_si256(_mm256_slli_epi32(sub0, 16), _mm256_and_si256(sub0, low16));
-    const vi pair1 = _mm256_or_si256(_mm256_slli_epi32(sub1, 16), _mm256_and_si256(sub1, low16));
-    const vi both = _mm256_or_si256(_mm256_slli_epi32(sub1, 16), _mm256_and_si256(sub0, low16));
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-        s[r] = _mm256_sub_epi32(_mm256_setzero_si256(),
-                                _mm256_slli_epi32(_mm256_madd_epi16(both, _mm256_set1_epi32(halves[r])), 5));
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {  // halves of 16 k
-        const vi hi = _mm256_loadu_si256((const vi *)(w + 128 + 32 * h));
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {  // 8 k: two groups
-            const vi lo = _mm256_loadu_si256((const vi *)(w + 64 * h + 32 * j));
-            const vi h0 = j ? hi : _mm256_slli_epi16(hi, 4),
-                     h1 = j ? _mm256_srli_epi16(hi, 2) : _mm256_slli_epi16(hi, 2);
-            const vi w0 = _mm256_or_si256(_mm256_and_si256(lo, low4), _mm256_and_si256(h0, high2));
-            const vi w1 =
-                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(lo, 4), low4), _mm256_and_si256(h1, high2));
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                const int8_t *a = q[r] + k + 16 * h + 8 * j;
-                const vi x = _mm256_add_epi16(_mm256_maddubs_epi16(w0, dot_bcast4(a)),
-                                              _mm256_maddubs_epi16(w1, dot_bcast4(a + 4)));
-                s[r] = _mm256_add_epi32(s[r], _mm256_madd_epi16(x, h ? pair1 : pair0));
-            }
-        }
-    }
+// x0 * the sum of the unit's first 16 q + x1 * the sum of its last 16; halves: both sums, as in pe_act_block.
+PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
+    const vi both = _mm256_or_si256(_mm256_slli_epi32(x1, 16), _mm256_and_si256(x0, _mm256_set1_epi32(0xffff)));
+    return _mm256_madd_epi16(both, _mm256_set1_epi32(halves));
 }
 
 #endif

@@ -74,6 +74,7 @@ PE_INLINE vi vi_max(vi a, vi b) { return _mm256_max_epi32(a, b); }
 PE_INLINE vi vi_shr(vi x, int bits) { return _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits)); }  // logical
 PE_INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 PE_INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
+PE_INLINE vi vi_load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 PE_INLINE vi vi_load_i8(const int8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 PE_INLINE vi vi_byte(vi x, int c) {  // byte c of each lane, sign-extended
     return _mm256_srai_epi32(_mm256_sll_epi32(x, _mm_cvtsi32_si128(24 - 8 * c)), 24);

@@ -1,51 +1,46 @@
-// Integer dot products of one panel block of 32 k with R tokens, in plain C: s[r] = sum over k of w[lane, k] * q[r, k].
-// A group is 4 k of 8 lanes: 32 bytes, byte 4 * lane + c.
+// Integer dot products of one unit (32 k of 8 lanes) with R tokens, in plain C. A group is 4 k: 32 bytes, byte 4 * lane + c.
 #ifndef PE_DOT_H
 #define PE_DOT_H
 
-#include "vec.h"
+#include "cpu/cpu.h"
 
-PE_INLINE void dot_group(const int8_t *w, const int8_t *q, vi *s) {  // w: [8 lanes, 4]
-    for (int lane = 0; lane < VL; lane++)
-        for (int c = 0; c < 4; c++) s->x[lane] += w[4 * lane + c] * q[c];
-}
-
-PE_INLINE void dot_u4(const uint8_t *w, const int8_t *const *q, int64_t k, int R, vi *s) {
-    for (int r = 0; r < R; r++) s[r] = vi_zero();
-    for (int j = 0; j < 4; j++) {
-        int8_t lo[32], hi[32];
-        for (int i = 0; i < 32; i++) lo[i] = (int8_t)(w[32 * j + i] & 15), hi[i] = (int8_t)(w[32 * j + i] >> 4);
-        for (int r = 0; r < R; r++) {
-            dot_group(lo, q[r] + k + 8 * j, &s[r]);
-            dot_group(hi, q[r] + k + 8 * j + 4, &s[r]);
+// The integers of group g of a unit (the layout is cpu.h's).
+PE_INLINE void dot_group(const pe_class cls, const uint8_t *unit, int g, int8_t *w) {
+    for (int i = 0; i < 4 * VL; i++) {
+        const int pairs = unit[4 * VL * (g / 4) + i] >> 2 * (g & 3) & 3;
+        const int low = unit[4 * VL * (g / 2) % NIBBLES + i] >> 4 * (g & 1) & 15;
+        switch (cls) {
+        case PE_CLASS_I8: w[i] = (int8_t)unit[4 * VL * g + i]; break;
+        case PE_CLASS_U2: w[i] = (int8_t)pairs; break;
+        case PE_CLASS_U3: w[i] = (int8_t)(pairs | (unit[PAIRS + i] >> g & 1) << 2); break;
+        case PE_CLASS_U5: w[i] = (int8_t)(low | (unit[NIBBLES + i] >> g & 1) << 4); break;
+        case PE_CLASS_U6: w[i] = (int8_t)(low | (unit[NIBBLES + 4 * VL * (g / 4) + i] >> 2 * (g & 3) & 3) << 4); break;
+        default: w[i] = (int8_t)pe_class_value(cls, low); break;
         }
     }
 }
 
-PE_INLINE void dot_i8(const uint8_t *w, const int8_t *const *q, int64_t k, int R, vi *s) {
-    for (int r = 0; r < R; r++) {
-        s[r] = vi_zero();
-        for (int j = 0; j < 8; j++) dot_group((const int8_t *)w + 32 * j, q[r] + k + 4 * j, &s[r]);
-    }
-}
-
-PE_INLINE void dot_u6(const uint8_t *w, const int8_t *sub, const int8_t *const *q, const int32_t *halves, int64_t k,
-                      int R, vi *s) {
-    (void)halves;
+// s[r] = sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k].
+PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
+                   vi *s) {
     for (int r = 0; r < R; r++) s[r] = vi_zero();
     for (int g = 0; g < 8; g++) {
-        int8_t lanes[32];
-        for (int i = 0; i < 32; i++) {
-            const int low = w[32 * (g / 2) + i] >> 4 * (g & 1) & 15,
-                      high = w[128 + 32 * (g / 4) + i] >> 2 * (g & 3) & 3;
-            lanes[i] = (int8_t)((low | high << 4) - 32);
-        }
-        for (int r = 0; r < R; r++) {
-            vi part = vi_zero();
-            dot_group(lanes, q[r] + k + 4 * g, &part);
-            PE_EACH s[r].x[i_] += part.x[i_] * sub[VL * (g / 4) + i_];
-        }
+        int8_t w[4 * VL];
+        dot_group(cls, unit, g, w);
+        for (int r = 0; r < R; r++)
+            for (int lane = 0; lane < VL; lane++) {
+                int32_t part = 0;
+                for (int c = 0; c < 4; c++) part += w[4 * lane + c] * q[r][k + 4 * g + c];
+                s[r].x[lane] += sub ? part * sub[g / 4].x[lane] : part;
+            }
     }
+}
+
+// x0 * the sum of the unit's first 16 q + x1 * the sum of its last 16; halves: both sums, as in pe_act_block.
+PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
+    int16_t sums[2];
+    memcpy(sums, &halves, sizeof sums);
+    PE_MAP(vi, x0.x[i_] * sums[0] + x1.x[i_] * sums[1]);
 }
 
 #endif

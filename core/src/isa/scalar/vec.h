@@ -73,6 +73,7 @@ PE_INLINE vi vi_shl(vi a, int bits) { PE_MAP(vi, (int32_t)((uint32_t)a.x[i_] << 
 PE_INLINE vi vi_shr(vi a, int bits) { PE_MAP(vi, (int32_t)((uint32_t)a.x[i_] >> bits)); }  // logical
 PE_INLINE vi vi_and(vi a, vi b) { PE_MAP(vi, a.x[i_] & b.x[i_]); }
 PE_INLINE vi vi_or(vi a, vi b) { PE_MAP(vi, a.x[i_] | b.x[i_]); }
+PE_INLINE vi vi_load_u8(const uint8_t *p) { PE_MAP(vi, p[i_]); }
 PE_INLINE vi vi_load_i8(const int8_t *p) { PE_MAP(vi, p[i_]); }
 PE_INLINE vi vi_byte(vi a, int c) { PE_MAP(vi, (int8_t)((uint32_t)a.x[i_] >> 8 * c)); }  // byte c, sign-extended
 PE_INLINE int32_t vi_hmax(vi v) {
