@@ -32,6 +32,11 @@ def __getattr__(name: str) -> object:
         except PackageNotFoundError:
             value = "0+not.installed"
     elif name in _HOMES or name == "_core":  # `from pyedge import _core` comes here too, before Python's own look-up
+        import logging
+
+        logger = logging.getLogger("pyedge")
+        if not logger.handlers:  # or Python would write warnings to the standard error of a program that set up no log
+            logger.addHandler(logging.NullHandler())
         try:
             value = import_module("pyedge._core")
             if name in _HOMES:

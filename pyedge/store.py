@@ -1,7 +1,7 @@
 """The models this user keeps: from a name to a file on disk.
 
-Owns the catalogue of known names, the folders in the user's cache, and fetching a model into them. Knows nothing of
-what is inside a GGUF. Layout, under PYEDGE_HOME or else the user's cache folder:
+Owns the catalogue of known names, the folders in the user's cache, and fetching a model into them; and what PYEDGE_HOME
+means. Knows nothing of what is inside a GGUF. Layout, under PYEDGE_HOME or else the user's cache folder:
 
     models/NAME/file.gguf      the model
     models/NAME/model.json     what it is; written last, so a folder without a sound one counts as absent
@@ -70,12 +70,28 @@ _CHUNK = 1 << 20
 
 
 def home() -> Path:
-    """The folder everything is kept in."""
-    if override := os.environ.get("PYEDGE_HOME"):
-        return Path(override).expanduser()
+    """The folder that models are kept in."""
+    if (override := _override()) is not None:
+        return override
     import platformdirs  # here, since a model given as a path needs none of it
 
     return Path(platformdirs.user_cache_dir("pyedge", appauthor=False))
+
+
+def history_file() -> Path:
+    """Where `pyedge chat` keeps the lines that were typed: not in the cache (without PYEDGE_HOME), since they cannot be
+    fetched again."""
+    if (folder := _override()) is None:
+        import platformdirs
+
+        folder = Path(platformdirs.user_data_dir("pyedge", appauthor=False))
+    return folder / "chat_history"
+
+
+def _override() -> Path | None:
+    """PYEDGE_HOME, in which everything is kept if it is set."""
+    value = os.environ.get("PYEDGE_HOME")
+    return Path(value).expanduser() if value else None
 
 
 def resolve(model: str | os.PathLike[str], pull: bool = False, progress: Progress | None = None) -> Path:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,8 +150,20 @@ def test_folder_names_are_safe_and_distinct(name: str, folder: str) -> None:
 def test_the_default_store_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     import platformdirs
 
-    monkeypatch.delenv("PYEDGE_HOME")
-    assert store.home() == Path(platformdirs.user_cache_dir("pyedge", appauthor=False))
+    assert store.history_file() == store.home() / "chat_history"
+    for unset in (lambda: monkeypatch.setenv("PYEDGE_HOME", ""), lambda: monkeypatch.delenv("PYEDGE_HOME")):
+        unset()
+        assert store.home() == Path(platformdirs.user_cache_dir("pyedge", appauthor=False))
+        assert store.history_file() == Path(platformdirs.user_data_dir("pyedge", appauthor=False)) / "chat_history"
+    monkeypatch.setenv("PYEDGE_HOME", "~/models")
+    assert store.home() == Path.home() / "models"
+    assert store.history_file() == Path.home() / "models" / "chat_history"
+
+
+def test_one_module_reads_pyedge_home() -> None:
+    package = Path(store.__file__).parent
+    readers = [p.name for p in package.rglob("*.py") if re.search(r"(environ|getenv).*PYEDGE_HOME", p.read_text())]
+    assert readers == ["store.py"]
 
 
 # ---- a pull ----------------------------------------------------------------------------------------------------------

@@ -59,7 +59,11 @@ def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> 
 def command(
     model: str, prompt: int, n_gen: int, batch: list[int], depth: list[int], runs: int, as_json: bool, **options: Any
 ) -> None:
-    """Measure how fast MODEL reads a prompt and writes an answer, in tokens per second."""
+    """Measure how fast MODEL reads a prompt and writes an answer, in tokens per second.
+
+    Not yet: this machine's measured limits and the share of them that is reached (`probe` and `share`), and
+    `--synthetic`.
+    """
     import psutil  # type: ignore[import-untyped]
 
     import pyedge.llm  # noqa: F401  Its imports are no part of loading a model

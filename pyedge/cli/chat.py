@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,6 @@ from pyedge.errors import ModelError
 
 if TYPE_CHECKING:
     from pyedge.cli.conversation import Conversation, Message
-    from pyedge.engine.request import TokenEvent
     from pyedge.llm import LLM
 
 COMMANDS = {
@@ -124,12 +123,10 @@ class Chat:
             self._fail(f"{self._full()}; then /retry says this again")
             return
         answer, reason, stopped, times = "", None, False, [time.perf_counter()]
-        events = cast("Generator[TokenEvent]", llm.stream_chat(messages, params))
+        events = llm.stream_chat(messages, params)
         try:
             with self._display() as show:
                 for event in events:
-                    if event.error is not None:
-                        raise event.error
                     if event.token_id is not None:
                         times.append(time.perf_counter())
                     answer += event.text
@@ -165,7 +162,7 @@ class Chat:
         return f"the context of {n} tokens is full: /trim forgets the oldest turns, /clear all of them{more}"
 
     def _n_tokens(self, messages: list[Message]) -> int:
-        return len(self._llm.tokenizer.encode_chat(messages)) if messages else 0
+        return len(self._llm.tokenizer.apply_chat_template(messages)) if messages else 0
 
     @contextmanager
     def _display(self) -> Iterator[Callable[[str], None]]:
@@ -316,6 +313,7 @@ def _terminal_reader() -> Callable[[], str]:
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+    from pyedge import store
     from pyedge.cli.conversation import SETTINGS
 
     keys = KeyBindings()
@@ -345,7 +343,7 @@ def _terminal_reader() -> Callable[[], str]:
 
     history: History
     try:
-        path = _history_file()
+        path = store.history_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what people say is theirs alone
         history = FileHistory(path)
@@ -360,11 +358,3 @@ def _terminal_reader() -> Callable[[], str]:
         prompt_continuation=lambda width, line, wraps: "" if wraps else "... ",
     )
     return lambda: session.prompt(FormattedText([("bold", ">>> ")]))
-
-
-def _history_file() -> Path:
-    if override := os.environ.get("PYEDGE_HOME"):
-        return Path(override).expanduser() / "chat_history"
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("pyedge", appauthor=False)) / "chat_history"

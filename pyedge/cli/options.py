@@ -1,13 +1,14 @@
 """Options that several commands have, and what is made of them: a loaded model and its sampling rules.
 
 Owns the names and meanings of these options. An option that was not given is None and never reaches the engine, so that
-defaults live in one place, the Python API.
+defaults live in one place, the Python API; what the core limits, it is asked about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,12 +19,39 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _late(ask: Callable[[ModuleType], click.ParamType[Any]]) -> Callable[[str], Any]:
+    """A type that the core has to be asked for. It is imported when a value comes: `--help` has no need of it."""
+
+    def convert(value: str) -> Any:
+        from pyedge import _core
+
+        return ask(_core).convert(value, None, None)
+
+    return convert
+
+
 _MODEL = [
     click.option("--ctx", type=click.IntRange(min=1), metavar="N", help="Context length in tokens. [the model's own]"),
-    click.option("--kv-type", type=click.Choice(["f16", "f32"]), help="Type of the KV cache. [f16]"),
-    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads. [physical cores]"),
+    click.option(
+        "--kv-type",
+        type=_late(lambda core: click.Choice(core.KV_TYPES)),
+        metavar="[f16|f32]",
+        help="Type of the KV cache. [f16; with --precision f32, f32]",
+    ),
+    click.option(
+        "--threads",
+        type=_late(lambda core: click.IntRange(1, core.MAX_THREADS)),
+        metavar="N",
+        help="Threads. [physical cores]",
+    ),
     click.option("--device", metavar="NAME", help="auto or cpu. [auto]"),
-    click.option("--precision", type=click.Choice(["fast", "f32"]), help="f32: the float reference path. [fast]"),
+    click.option(
+        "--precision",
+        type=_late(lambda core: click.Choice(core.PRECISIONS)),
+        metavar="[fast|f32]",
+        help="f32: the float reference path. [fast]",
+    ),
 ]
 _SAMPLING = [
     click.option(

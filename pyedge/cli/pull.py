@@ -12,7 +12,8 @@ from pyedge.cli import verbose
 def command(model: str) -> None:
     """Fetch MODEL into the user's cache and print its path.
 
-    A model that is there already is checked, and fetched again if its file was damaged.
+    A model that is there already is checked, and fetched again if its file was damaged. One that was interrupted starts
+    again.
     """
     from pyedge import store
     from pyedge.cli.terminal import download_bar

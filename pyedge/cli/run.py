@@ -13,6 +13,7 @@ from pyedge.cli import verbose
 from pyedge.cli.options import load, locate, model_options, sampling, sampling_options
 
 if TYPE_CHECKING:
+    from pyedge.engine.sampling_params import SamplingParams
     from pyedge.llm import LLM
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ Examples:
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
-@click.option("--logprobs", type=click.IntRange(0, 64), metavar="K", help="Also the K most likely tokens at each step.")
+@click.option("--logprobs", type=int, metavar="K", help="Also the K most likely tokens at each step.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document when the answer is done.")
 @model_options
 def command(model: str, prompt: str, raw: bool, system: str | None, as_json: bool, **options: Any) -> None:
@@ -59,7 +60,7 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
             "finish_reason": out.finish_reason,
             "token_ids": list(out.token_ids),
             "prompt_token_ids": list(out.prompt_token_ids),
-            "logprobs": _steps(llm, list(out.token_ids), out.logprobs),
+            "logprobs": None if out.logprobs is None else _steps(llm, out.token_ids, out.logprobs, params.logprobs),
             "ttft_s": out.metrics.ttft,
             "tpot_s": out.metrics.tpot,
             "cached_tokens": out.metrics.cached_tokens,
@@ -72,18 +73,18 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
     plain = not sys.stdout.isatty()
     events = llm.stream(prompt, params) if raw else llm.stream_chat(messages, params)
     steps: list[dict[str, Any]] = []
-    text, reason = "", None
+    text, reason, n_tokens = "", None, 0
     try:
         for event in events:
-            if event.error is not None:
-                raise event.error
             if event.text:
                 text = event.text
                 sys.stdout.write(text if plain else harmless(text))
                 sys.stdout.flush()
-            if event.token_id is not None and event.logprob is not None:
-                steps.append(_step(llm, event.token_id, event.logprob, event.top_logprobs or []))
-            reason = event.finish_reason or reason
+            if event.token_id is not None:
+                n_tokens += 1
+                if event.logprob is not None:
+                    steps.append(_step(llm, event.token_id, event.logprob, event.top_logprobs or []))
+            reason = event.finish_reason
     finally:
         if not text.endswith("\n"):
             sys.stdout.write("\n")
@@ -91,8 +92,10 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
     for step in steps:
         top = "  ".join(f"{t['text']!r} {t['logprob']:.3f}" for t in step["top"])
         click.echo(f"{step['logprob']:9.4f}  {step['text']!r:16} {top}", err=True)
-    if reason == "length" and params.max_tokens is None:
-        log.warning("the context of %d tokens is full, so the answer ends here; --ctx gives more", llm.max_model_len)
+    if reason == "length" and (
+        n_tokens != params.max_tokens or sys.stderr.isatty()
+    ):  # a script knows what it asked for
+        click.secho(f"note: {_why_cut(llm, n_tokens, params)}", dim=True, err=True)
 
 
 def _read_stdin() -> str:
@@ -112,6 +115,14 @@ def _checked(text: str, where: str) -> str:
     return text
 
 
+def _why_cut(llm: LLM, n_tokens: int, params: SamplingParams) -> str:
+    if n_tokens == params.max_tokens:
+        return f"cut at {n_tokens} tokens, which is what -n allows"
+    n, most = llm.max_model_len, llm.plan.hparams.context_length
+    more = f"; --ctx {most} gives more" if n < most else ""
+    return f"the context of {n} tokens is full, so the answer ends here{more}"
+
+
 def _step(llm: LLM, token: int, logprob: float, top: list[tuple[int, float]]) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
         return {"token_id": token, "text": llm.tokenizer.decode([token]), "logprob": logprob}
@@ -119,12 +130,11 @@ def _step(llm: LLM, token: int, logprob: float, top: list[tuple[int, float]]) ->
     return {**one(token, logprob), "top": [one(t, p) for t, p in top]}
 
 
-def _steps(llm: LLM, tokens: list[int], logprobs: list[dict[int, float]] | None) -> list[dict[str, Any]] | None:
-    """Per token written: its log-probability and those of the most likely ones, highest first."""
-    if logprobs is None:
-        return None
+def _steps(llm: LLM, tokens: list[int], logprobs: list[dict[int, float]], k: int | None) -> list[dict[str, Any]]:
+    """Per token written, what a stream's events say: its log-probability and the k most likely ones, highest first. An
+    output's `logprobs` have the token itself among those in any case."""
     return [
-        _step(llm, token, step[token], sorted(step.items(), key=lambda item: -item[1]))
+        _step(llm, token, step[token], sorted(step.items(), key=lambda item: -item[1])[:k])
         for token, step in zip(tokens, logprobs, strict=True)
     ]
 

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from program import program
 from tinymodel import write_tiny_llama
 
+from pyedge import _core
 from pyedge.cli import cli
+from pyedge.models import build_plan
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,23 @@ def test_table(tiny: Path) -> None:
     for line in lines[2:]:
         low, middle, high = map(float, line[28:].split())
         assert 0 < low <= middle <= high
+
+
+def test_help_says_what_is_not_measured_yet(tiny: Path) -> None:
+    shown = " ".join(bench("--help").output.split())
+    document = json.loads(bench(tiny, "-p", 8, "-n", 2, "--runs", 1, "--json").stdout)
+    missing = {"probe", "share"} - document.keys()
+    assert missing == {word for word in ("probe", "share") if f"`{word}`" in shown.partition("Not yet")[2]}
+    assert ("--synthetic" in shown.partition("Not yet")[2]) is (bench("--synthetic", "llama-1b:Q4_0").exit_code == 2)
+
+
+@pytest.mark.slow
+def test_the_default_model_is_not_much_larger_in_memory_than_on_disk(smollm2_path: Path) -> None:
+    document = json.loads(program("bench", str(smollm2_path), "-p", "32", "-n", "8", "--runs", "1", "--json").stdout)
+    with _core.Gguf(smollm2_path) as gguf:
+        page = _core.page_bytes(_core.Model(gguf, build_plan(gguf).ops), 16, "f16")
+    in_use = 5 * page  # 32 + 9 tokens, and 8 + 3 before that
+    assert document["rss_bytes"] <= 1.10 * smollm2_path.stat().st_size + in_use + 120e6
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Any:
-        return SimpleNamespace(chat_template=self.template, encode_chat=self.count)
+        return SimpleNamespace(chat_template=self.template, apply_chat_template=self.count)
 
     def count(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """One token for each word."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pexpect  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
-from program import ELSEWHERE, PROGRAM, environment, program, write_endless
+from program import ELSEWHERE, PROGRAM, environment, program, python, write_endless
 from tinymodel import write_tiny_llama
 
 from pyedge import LLM, SamplingParams
@@ -94,6 +95,25 @@ def test_logprobs(tiny: Path) -> None:
     assert result.stderr.splitlines()[0].split()[0] == f"{document['logprobs'][0]['logprob']:.4f}"
 
 
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_the_most_likely_tokens_are_k_whatever_was_drawn(tiny: Path, k: int) -> None:
+    sampling = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
+    with LLM(tiny) as llm:
+        events = list(llm.stream(PROMPT, SamplingParams(**sampling, max_tokens=12, logprobs=k)))  # type: ignore[arg-type]
+        text = llm.tokenizer.decode
+        args = [arg for name, value in sampling.items() for arg in (f"--{name.replace('_', '-')}", value)]
+        command = (tiny, PROMPT, "--raw", "-n", 12, *args, "--logprobs", k)
+        steps = json.loads(run(*command, "--json").stdout)["logprobs"]
+        streamed = run(*command).stderr.splitlines()
+        assert len(steps) == len(streamed) == len(events)
+        for event, step, line in zip(events, steps, streamed, strict=True):
+            assert (step["token_id"], step["logprob"]) == (event.token_id, event.logprob)
+            assert [(t["token_id"], t["logprob"]) for t in step["top"]] == event.top_logprobs
+            top = "  ".join(f"{text([t])!r} {p:.3f}" for t, p in event.top_logprobs or [])
+            assert line == f"{event.logprob:9.4f}  {text([event.token_id or 0])!r:16} {top}"
+        assert any(event.token_id not in dict(event.top_logprobs or []) for event in events)
+
+
 def test_seeds_and_settings_reach_the_engine(tiny: Path) -> None:
     args = (tiny, PROMPT, "--raw", "-n", 16, "--temp", 5, "--top-k", 0, "--top-p", 1, "--min-p", 0)
     assert run(*args, "--seed", 1).stdout == run(*args, "--seed", 1).stdout != run(*args, "--seed", 2).stdout
@@ -106,7 +126,33 @@ def test_seeds_and_settings_reach_the_engine(tiny: Path) -> None:
 def test_a_full_context_is_noted(tiny: Path) -> None:
     result = run(tiny, PROMPT, "--raw", "--ctx", 32, "--temp", 0, "--seed", 3)
     assert result.exit_code == 0
-    assert "note: the context of 32 tokens is full" in result.stderr
+    note = "note: the context of 32 tokens is full, so the answer ends here"
+    assert result.stderr == f"{note}; --ctx 512 gives more\n"
+    small = write_tiny_llama(tiny.with_name("small.gguf"), context=32)
+    assert run(small, PROMPT, "--raw", "-n", 500, "--temp", 0, "--seed", 3).stderr == f"{note}\n"  # before -n
+
+
+def test_a_cut_answer_is_noted_on_a_terminal_only(endless: Path) -> None:
+    args = ["run", str(endless), PROMPT, "--raw", "-n", "5", "--temp", "0"]
+    assert program(*args).stderr == ""
+    shown, status = pexpect.run(
+        shlex.join([*PROGRAM, *args]), env=environment(TERM="xterm"), cwd=ELSEWHERE, timeout=30, withexitstatus=True
+    )
+    assert status == 0
+    assert shown.endswith(b"\x1b[2mnote: cut at 5 tokens, which is what -n allows\x1b[0m\r\n")
+
+
+def test_warnings_stay_out_of_the_document(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "m.gguf", keys={"llama.context_length": None})
+    result = program("run", str(path), PROMPT, *GREEDY, "--json")
+    assert json.loads(result.stdout)["finish_reason"] in ("stop", "length")
+    assert result.stderr.startswith("note: llama.context_length: not given")
+    assert result.stderr.count("\n") == 1
+    code = f"from pyedge import LLM\nprint(LLM({str(path)!r}).max_model_len)"
+    quiet = python("-c", code)
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "2048\n", "")
+    heard = python("-c", f"import logging\nlogging.basicConfig()\n{code}")
+    assert heard.stderr.startswith("WARNING:pyedge.models:llama.context_length: not given")
 
 
 @pytest.mark.parametrize(
@@ -188,12 +234,12 @@ def test_an_answer_on_a_terminal_cannot_steer_it(endless: Path) -> None:
         cwd=ELSEWHERE,
         timeout=30,
     )
-    shown = pty.read()
+    shown, _, note = pty.read().partition(b"\r\n\x1b[2mnote: ")
     pty.close()
+    assert note.startswith(b"cut at 300 tokens")
     assert pty.exitstatus == 0
     assert len(shown) > 300
     assert not set(shown) & ({*range(0x20), 0x7F} - {0x09, 0x0A, 0x0D})
-    assert b"\r\n" in shown
     assert re.search("[\u2400-\u241f]", shown.decode())
 
 

@@ -1,5 +1,5 @@
-"""The core's stand-alone C programs: kernels of every instruction set, the thread pool, the limits of cgroups, the loader
-and whole plans.
+"""The core's stand-alone C programs: kernels of every instruction set, the thread pool, the limits of cgroups, the
+loader and whole plans.
 
 Each program holds many checks and prints those that fail. `python tests/core/sanitize.py` runs the same programs under
 the sanitizers.
