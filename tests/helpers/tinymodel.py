@@ -23,16 +23,16 @@ _MERGES = [
     *("r e", "o n", "a t", "Ġ s", "Ġa n", "Ġan d", "e n", "i s", "1 2", "12 3"),
 ]  # with the rest 281 tokens, not a multiple of any panel
 
-# Formats that the gguf package reads but cannot write: where each block's float16 scales are, and the root mean square of
-# its decoded values for scales of 1 and random bytes elsewhere.
-_RANDOM_BLOCKS = {
-    "Q2_K": ((80, 82), 13.4),
-    "Q3_K": ((108,), 43.5),
-    "Q4_K": ((0, 2), 301.0),
-    "Q5_K": ((0, 2), 638.0),
-    "Q6_K": ((208,), 1369.0),
-    "IQ4_NL": ((0,), 67.3),
-    "IQ4_XS": ((0,), 1258.0),
+# Formats that the gguf package reads but cannot write: where each block's float16 scales are and in what ratio, so that
+# minimums cancel the mean, and the root mean square of its decoded values for a scale of 1 and random bytes elsewhere.
+_RANDOM_BLOCKS: dict[str, tuple[dict[int, float], float]] = {
+    "Q2_K": ({80: 1, 82: 1.5}, 10.5),
+    "Q3_K": ({108: 1}, 43.5),
+    "Q4_K": ({0: 1, 2: 7.5}, 178.0),
+    "Q5_K": ({0: 1, 2: 15.5}, 356.0),
+    "Q6_K": ({208: 1}, 1369.0),
+    "IQ4_NL": ({0: 1}, 67.3),
+    "IQ4_XS": ({0: 1}, 1258.0),
 }
 
 
@@ -60,8 +60,14 @@ def encode(values: np.ndarray, type_name: str, rng: np.random.Generator) -> np.n
     n_blocks = values.size // block
     raw = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
     scales = (values.std() / rms * rng.uniform(0.5, 1.5, n_blocks)).astype(np.float16)
-    for at in offsets:
-        raw[:, at : at + 2] = scales[:, None].view(np.uint8)
+    # A part's minimum equal to its scale: its values have no mean then, as a real model's have none.
+    if type_name == "Q2_K":
+        raw[:, :16] = (raw[:, :16] & 15) * 17
+    elif type_name in ("Q4_K", "Q5_K"):
+        raw[:, 8:12] = raw[:, 4:8]
+        raw[:, 12:16] = (raw[:, 12:16] & 15) * 17
+    for at, ratio in offsets.items():
+        raw[:, at : at + 2] = (scales * np.float16(ratio))[:, None].view(np.uint8)
     return raw.reshape(values.shape[0], -1)
 
 
