@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyedge import _core, store
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
-from pyedge.engine.sampling_params import SamplingParams
+from pyedge.engine.sampling_params import SamplingParams, shown
 from pyedge.models import build_plan
 from pyedge.tokenizers import Tokenizer
 
@@ -30,8 +31,10 @@ Prompt = str | Mapping[str, Any]  # text, or {"prompt_token_ids": [...]}
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 DEVICES = ("auto", "cpu")
-KV_TYPES = ("f16", "f32")
-PRECISIONS = ("fast", "f32")
+PAGE_SIZES = (8, 16, 32)
+MAX_PER_STEP = 65536  # tokens, and sequences
+MAX_PAGES = 2**28
+MAX_BYTES = 2**62
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -61,8 +64,10 @@ class LLM:
     precision       'fast', or 'f32': float activations and KV cache, no integer kernels: the reference path
     prefix_cache    whether prompts with the same beginning share its keys and values
     max_sequences   that run at once; further ones wait
-    step_tokens     computed at most in one step: what a prompt is cut into
+    step_tokens     computed at most in one step: what a prompt is cut into; at least max_sequences
     page_size       tokens per KV page: 8, 16 or 32
+
+    A forked process may use a model that was at rest when it was forked; one at work there must be loaded again.
     """
 
     def __init__(
@@ -80,20 +85,34 @@ class LLM:
         step_tokens: int = 512,
         page_size: int = 16,
     ) -> None:
+        if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
+            raise ValueError(f"model must be a path or a name, not {shown(model)}")
         _one_of("device", device, DEVICES)
-        _one_of("precision", precision, PRECISIONS)
-        kv_type = _one_of("kv_type", kv_type or ("f32" if precision == "f32" else "f16"), KV_TYPES)
-        n_threads = 0 if threads is None else _at_least("threads", threads, 1)
+        _one_of("precision", precision, _core.PRECISIONS)
+        default_kv_type = "f32" if precision == "f32" else "f16"
+        kv_type = _one_of("kv_type", default_kv_type if kv_type is None else kv_type, _core.KV_TYPES)
+        n_threads = 0 if threads is None else _integer("threads", threads, 1, _core.MAX_THREADS)
         kv_bytes = None if kv_memory is None else _bytes("kv_memory", kv_memory)
-        if max_model_len is not None:
-            _at_least("max_model_len", max_model_len, 2)
+        max_model_len = None if max_model_len is None else _integer("max_model_len", max_model_len, 2)
+        if not isinstance(prefix_cache, bool):
+            raise ValueError(f"prefix_cache must be True or False, not {shown(prefix_cache)}")
+        max_sequences = _integer("max_sequences", max_sequences, 1, MAX_PER_STEP)
+        step_tokens = _integer("step_tokens", step_tokens, 1, MAX_PER_STEP)
+        if step_tokens < max_sequences:
+            raise ValueError(
+                f"step_tokens ({step_tokens}) must be at least max_sequences ({max_sequences}): "
+                "a step takes a token of each sequence"
+            )
+        page_size = _integer("page_size", page_size, 1)
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"page_size must be 8, 16 or 32, not {page_size}")
 
         self.path = store.resolve(model, pull=True)
         with _core.Gguf(self.path) as gguf, ThreadPoolExecutor(1) as other_thread:
             # Packing weights leaves Python free meanwhile, and reading a vocabulary keeps one core busy.
             tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf)
             self.plan = build_plan(gguf)
-            weights = _core.Model(gguf, self.plan.ops, "f32" if precision == "f32" else "fast", n_threads)
+            weights = _core.Model(gguf, self.plan.ops, precision, n_threads)
             self.tokenizer = tokenizer.result()
         self._weights: _core.Model | None = weights
 
@@ -116,7 +135,6 @@ class LLM:
             prefix_cache=prefix_cache,
         )
         self._engine: Engine | None = Engine(weights, self.tokenizer, config)
-        self._queues: dict[int, deque[TokenEvent]] = {}  # of the streams under way
         self.threads: int = n_threads or _core.machine()["default_threads"]
         self.isa: str = weights.isa
         self.weight_bytes: int = weights.weight_bytes  # resident
@@ -138,6 +156,8 @@ class LLM:
         each = [prompts] if one else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             rules = [params or SamplingParams()] * len(each)
+        elif not isinstance(params, Iterable):
+            raise ValueError(f"params must be SamplingParams, or one for each prompt, not {type(params).__name__}")
         else:
             rules = list(params)
             if len(rules) != len(each):
@@ -145,16 +165,21 @@ class LLM:
         ids = [self._encode(prompt) for prompt in each]
         return self._finish([self._request(i, r) for i, r in zip(ids, rules, strict=True)])
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Continues one prompt, a token at a time. Closing the iterator, or dropping it, ends the request."""
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[TokenEvent, None, None]:
+        """Continues one prompt, a token at a time. The last event, and no other, has a finish_reason: "stop" when the
+        model ends its answer or a stop string comes, "length" when max_tokens are there or, without that, when the
+        context is full. Closing the generator, or dropping it, ends the request.
+        """
         return self._stream(self._request(self._encode(prompt), params))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answers a conversation, by the model's chat template."""
         return self._finish([self._request(self._encode_chat(messages), params)])[0]
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Answers a conversation, a token at a time."""
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Generator[TokenEvent, None, None]:
+        """Answers a conversation, a token at a time, as `stream` does."""
         return self._stream(self._request(self._encode_chat(messages), params))
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -188,12 +213,11 @@ class LLM:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _encode(self, prompt: Any) -> Sequence[int]:
+    def _encode(self, prompt: Any) -> Any:
         if isinstance(prompt, Mapping):
-            ids = prompt.get("prompt_token_ids")
-            if not isinstance(ids, Sequence) or isinstance(ids, str):
+            if "prompt_token_ids" not in prompt:
                 raise ValueError('a prompt that is no text must be {"prompt_token_ids": [integers]}')
-            return ids
+            return prompt["prompt_token_ids"]  # the engine checks them
         if not isinstance(prompt, str):
             raise ValueError(f"a prompt must be text or {{'prompt_token_ids': [...]}}, not {type(prompt).__name__}")
         ids = self.tokenizer.encode(prompt, special=True)
@@ -204,7 +228,7 @@ class LLM:
         return ids
 
     def _encode_chat(self, messages: Sequence[Message]) -> Sequence[int]:
-        return self.tokenizer.encode_chat(messages)
+        return self.tokenizer.apply_chat_template(messages)
 
     def _request(self, ids: Sequence[int], params: SamplingParams | None) -> Request:
         if not isinstance(params, (SamplingParams, type(None))):
@@ -217,43 +241,37 @@ class LLM:
             for request in requests:
                 engine.add(request)
             while any(request.status is not Status.FINISHED for request in requests):
-                self._step(engine)
+                engine.step()
         finally:
-            engine.abort(*requests)
+            try:
+                engine.abort(*requests)
+            except KeyboardInterrupt:  # it came in here, and they must not stay behind
+                engine.abort(*requests)
+                raise
         for request in requests:
             if request.error is not None:
                 raise request.error
         return [_output(request) for request in requests]
 
-    def _stream(self, request: Request) -> Iterator[TokenEvent]:
-        engine = self.engine
-        queue = self._queues[request.id] = deque()
+    def _stream(self, request: Request) -> Generator[TokenEvent, None, None]:
+        engine, events = self.engine, deque[TokenEvent]()
         try:
-            engine.add(request)
+            engine.add(request, events)
             while True:
-                with engine.exclusive():
-                    if not queue:  # it may have been filled while another thread had its turn
-                        self._step(engine)
-                    if not queue and request.status is Status.FINISHED:
-                        raise RuntimeError("another thread was interrupted and took this stream with it; ask again")
-                while queue:
-                    event = queue.popleft()
-                    if event.error is not None:
-                        raise event.error
-                    yield event
-                    if event.finish_reason is not None:
-                        return
+                while not events:
+                    engine.step(wanted_by=request)
+                event = events.popleft()
+                if event.error is not None:
+                    raise event.error
+                yield event
+                if event.finish_reason is not None:
+                    return
         finally:
-            del self._queues[request.id]
-            engine.abort(request)
-
-    def _step(self, engine: Engine) -> None:
-        """One step of all requests; hands out the events of streams."""
-        with engine.exclusive():
-            for event in engine.step():
-                queue = self._queues.get(event.request_id)
-                if queue is not None:
-                    queue.append(event)
+            try:
+                engine.abort(request)
+            except KeyboardInterrupt:  # it came in here, and they must not stay behind
+                engine.abort(request)
+                raise
 
 
 def _output(request: Request) -> Output:
@@ -281,7 +299,7 @@ def _plan_cache(
 ) -> tuple[int, int]:
     """Pages in the pool, and the length that a sequence may have (which the pool may bound further)."""
     if max_model_len is not None and max_model_len > context:
-        raise ValueError(f"max_model_len {max_model_len} is beyond the model's context of {context} tokens")
+        raise ValueError(f"max_model_len {shown(max_model_len)} is beyond the model's context of {context} tokens")
     length = context if max_model_len is None else max_model_len
     one_sequence = -(-length // page_size)
     if kv_bytes is not None:
@@ -298,7 +316,7 @@ def _plan_cache(
         remedy = "max_model_len"
     if n_pages * page_bytes > available:
         raise ValueError(f"{what} is more than the {_megabytes(available)} of memory available; use a smaller {remedy}")
-    return min(n_pages, 2**31 - 1), length
+    return min(n_pages, MAX_PAGES), length
 
 
 def _megabytes(n: int) -> str:
@@ -306,23 +324,26 @@ def _megabytes(n: int) -> str:
 
 
 def _one_of(name: str, value: Any, choices: Sequence[str]) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} {value!r} is not in this build; choose from {', '.join(choices)}")
-    return str(value)
-
-
-def _at_least(name: str, value: Any, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} must be an integer from {low} up, not {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} {shown(value)} is not in this build; choose from {', '.join(choices)}")
     return value
 
 
-def _bytes(name: str, value: int | str) -> int:
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*", value, re.IGNORECASE)
-        unit = match[2].upper() if match else "?"
-        unit = unit + "B" if unit in ("K", "M", "G", "KI", "MI", "GI") else unit
-        if match and unit in _UNITS:
-            return int(float(match[1]) * _UNITS[unit])
-        raise ValueError(f"{name} must be a number of bytes such as 536870912, '512MB' or '2GiB', not {value!r}")
-    return _at_least(name, value, 1)
+def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer, not {shown(value)}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be from {low} {'up' if high is None else f'to {high}'}, not {shown(number)}")
+    return number
+
+
+def _bytes(name: str, value: Any) -> int:
+    if not isinstance(value, str):
+        return _integer(name, value, 1, MAX_BYTES)
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?i?B?)\s*", value, re.IGNORECASE)
+    unit = match[2].upper() if match else "?"
+    unit = unit + "B" if unit in ("K", "M", "G", "KI", "MI", "GI") else unit
+    if match and unit in _UNITS:
+        return _integer(name, int(float(match[1]) * _UNITS[unit]), 1, MAX_BYTES)
+    raise ValueError(f"{name} must be a number of bytes such as 536870912, '512MB' or '2GiB', not {shown(value)}")

@@ -2,27 +2,34 @@
 
 Owns the requests under way and what happens to a sampled token: text, stop rules, limits, events. Which tokens run on
 which pages is the scheduler's; keys, values and logits are the core's. Threads may share an engine: they take turns.
+
+Ctrl-C may come anywhere in here, that is, wherever Python looks for it: after each call and at a function's start.
+Locks are taken by statements that it cannot come into, what it breaks off is finished when the next turn begins, and an
+event that was made is in its request's queue.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import count
-from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.engine.scheduler import Scheduled, Scheduler
+from pyedge.errors import CancelledError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +37,12 @@ if TYPE_CHECKING:
 
     from pyedge import _core
     from pyedge.tokenizers import Tokenizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # in spite of having a length and elements
+_engines: WeakSet[Engine] = WeakSet()  # of this process
 
 log = logging.getLogger("pyedge.engine")
 
@@ -55,6 +68,31 @@ class _Result:
     error: Exception | None = None
 
 
+def _exclusive(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
+    """One caller at a time, save for aborts."""
+
+    @wraps(method)
+    def turn(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with self._lock:
+                if self._lost:
+                    raise RuntimeError(
+                        "this process was forked while the model was at work in the parent; load the model again"
+                    )
+                if self._inside:
+                    raise RuntimeError("the engine was called from within its own step; call it when that is over")
+                try:
+                    self._inside = True
+                    self._tidy()
+                    return method(self, *args, **kwargs)
+                finally:
+                    self._inside = False
+        finally:
+            self._settle()
+
+    return turn
+
+
 class Engine:
     def __init__(self, model: _core.Model, tokenizer: Tokenizer, config: EngineConfig, core: Any = None) -> None:
         """core: what has Engine and Sampler; None for pyedge._core, tests bring another."""
@@ -73,7 +111,7 @@ class Engine:
             max_pieces=config.max_sequences,
             max_rows=config.max_sequences,
             max_sequences=config.max_sequences,
-            max_pages_per_sequence=-(-config.max_model_len // config.page_size),
+            max_pages_per_sequence=min(config.n_pages, -(-config.max_model_len // config.page_size)),
             kv_type=config.kv_type,
             threads=config.threads,
         )
@@ -82,8 +120,11 @@ class Engine:
         self._events: list[TokenEvent] = []  # to be returned by the next step
         self._aborts: deque[Request] = deque()
         self._lock = threading.RLock()
-        self._busy = False  # queues and pages are in use: aborts wait
+        self._inside = False  # someone has the lock and is at work: aborts wait
+        self._sound = True  # no change of queues and pages was broken off
+        self._lost = False  # the thread that was at work stayed behind in the process that forked
         self.scheduler = self._new_scheduler()
+        _engines.add(self)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -105,22 +146,20 @@ class Engine:
             priority=priority,
         )
 
-    def add(self, request: Request) -> None:
-        with self.exclusive(), self._bookkeeping():
-            self._live[request.id] = request
-            if request.max_tokens > 0:
-                self.scheduler.add(request)
-            else:
-                self.scheduler.finish(request, "length")
-                self._emit(TokenEvent(request.id, "", finish_reason="length"))
+    @_exclusive
+    def add(self, request: Request, events: deque[TokenEvent] | None = None) -> None:
+        """Starts a request. events: the queue that its events go into as they are made; None: `step` returns them, and
+        then Ctrl-C can lose some on their way."""
+        request.events = events
+        self._change(self._add, request)
 
     def abort(self, *requests: Request) -> None:
         """Ends requests, without an event. May come at any time, from any thread, and does not wait: a step under way
         ends first, or is broken off and repeated without them if it may be reading one's prompt."""
         under_way = [request for request in requests if request.status is not Status.FINISHED]
         self._aborts.extend(under_way)
-        if self._busy and any(request.n_tokens - request.n_computed > 1 for request in under_way):
-            self._core.cancel()
+        if self._inside and any(r.status is Status.RUNNING and r.n_tokens - r.n_computed > 1 for r in under_way):
+            self._core.cancel()  # it may come late and hit another step, which is then repeated
         self._settle()
 
     @property
@@ -129,65 +168,48 @@ class Engine:
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[TokenEvent]:
-        """Computes one batch. Returns an event for each token that was generated and each request that ended.
+    @_exclusive
+    def step(self, wanted_by: Request | None = None) -> list[TokenEvent]:
+        """Computes one batch, which makes an event for each token that was generated and each request that ended: put
+        into the request's queue, or returned if it brought none.
+
+        wanted_by: nothing is done if this request's queue has an event already, from a step of another thread.
 
         An error of the core ends the requests whose tokens it could not compute, and no others. KeyboardInterrupt
-        leaves every request as it was before the step; whoever catches it decides which ones to abort.
+        leaves every request as it was before the step, or else ends it with an event that says so.
         """
-        with self.exclusive():
-            self._busy = True
-            try:
-                with self._bookkeeping():
-                    work = self.scheduler.schedule()
-                results = self._run(work)
-                with self._bookkeeping():
-                    self._postprocess(results)
-            finally:
-                self._busy = False
-            events, self._events = self._events, []
-            return events
+        if wanted_by is not None:
+            if wanted_by.events:
+                return []
+            if wanted_by.status is Status.FINISHED:
+                raise RuntimeError("this request was ended by someone else; send it again")
+        results = self._run(self._change(self.scheduler.schedule))
+        self._change(self._postprocess, results)
+        events, self._events = self._events, []
+        return events
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits after each of these tokens, as one new sequence: [n, n_vocab]. Requests under way go on later."""
-        import numpy as np
-
-        ids, at_once = self._checked_ids(token_ids), self.config.max_sequences
-        n, capacity = len(ids), self.scheduler.capacity
-        if n > capacity:
-            raise ValueError(f"{n} tokens do not fit the context of {capacity}; pass fewer at a time")
-        out = np.empty((n, self.n_vocab), np.float32)
-        borrowed: tuple[int, list[int]] | None = None
-        with self.exclusive():
-            try:
-                with self._bookkeeping():
-                    borrowed = self.scheduler.borrow(self.scheduler.pool.pages_for(n))
-                slot, pages = borrowed
-                self._core.set_pages(slot, 0, pages)
-                for start in range(0, n, at_once):  # every token wants a row of logits, and a step makes only so many
-                    part = ids[start : start + at_once]
-                    self._core.step([(slot, start, start + len(part))], part, list(range(len(part))))
-                    out[start : start + len(part)] = self._core.logits(0, len(part))
-            finally:
-                if borrowed is not None:
-                    with self._bookkeeping():
-                        self.scheduler.give_back(*borrowed)
-        return out
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keeps other threads out, save for their aborts."""
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._settle()
+        ids = self._checked_ids(token_ids)
+        if len(ids) > self.scheduler.capacity:
+            raise ValueError(
+                f"{len(ids)} tokens do not fit the context of {self.scheduler.capacity}; pass fewer at a time"
+            )
+        return self._logits(ids)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless the books agree."""
         self.scheduler.check_integrity()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _add(self, request: Request) -> None:
+        self._live[request.id] = request
+        if request.max_tokens > 0:
+            self.scheduler.add(request)
+        else:
+            self.scheduler.finish(request, "length")
+            self._emit(request, TokenEvent(request.id, "", finish_reason="length"))
 
     def _run(self, work: list[Scheduled]) -> list[_Result]:
         """Computes the work and samples. Changes nothing but the core's pages, so it can be broken off and repeated."""
@@ -204,15 +226,15 @@ class Engine:
                 if item.samples:
                     rows.append(len(tokens) - 1)
             self._core.step(pieces, tokens, rows)
+            row = count()
+            return [self._sample(item, next(row)) if item.samples else _Result(item) for item in work]
+        except CancelledError:
+            return []  # whoever was aborted is gone from the next step, which does the same for all others
         except Exception as error:
-            if self._aborts:
-                return []  # broken off by `abort`; or at fault, and then the next step says so again
             if len(work) == 1:
                 return [_Result(work[0], error=error)]
             # One of them is at fault. Alone, each gives the same bits as in the batch, or the error.
             return [result for item in work for result in self._run([item])]
-        row = count()
-        return [self._sample(item, next(row)) if item.samples else _Result(item) for item in work]
 
     def _write_block_table(self, request: Request) -> int:
         """Tells the core of the pages it does not know of yet. Returns the request's slot."""
@@ -225,8 +247,36 @@ class Engine:
     def _sample(self, item: Scheduled, row: int) -> _Result:
         try:
             return _Result(item, self._core.sample(row, self._sampler(item.request), item.request.n_tokens))
+        except CancelledError:  # it was finding out which op is at fault, which runs the step again
+            raise
         except Exception as error:
             return _Result(item, error=error)
+
+    @_exclusive
+    def _logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        import numpy as np
+
+        n, at_once = len(ids), self.config.max_sequences
+        out = np.empty((n, self.n_vocab), np.float32)
+        try:
+            slot, pages = self._change(self.scheduler.borrow, self.scheduler.pool.pages_for(n))
+            self._core.set_pages(slot, 0, pages)
+            for start in range(0, n, at_once):  # every token wants a row of logits, and a step makes only so many
+                part = ids[start : start + at_once]
+                self._step_until_done([(slot, start, start + len(part))], part, list(range(len(part))))
+                out[start : start + len(part)] = self._core.logits(0, len(part))
+        finally:
+            self._change(self.scheduler.give_back)  # of this scheduler: another one has nothing to take back
+        return out
+
+    def _step_until_done(self, pieces: list[tuple[int, int, int]], tokens: list[int], rows: list[int]) -> None:
+        done = False
+        while not done:
+            try:
+                self._core.step(pieces, tokens, rows)
+                done = True
+            except CancelledError:
+                pass  # by an abort, which was meant for another step
 
     def _postprocess(self, results: list[_Result]) -> None:
         now = time.perf_counter()
@@ -236,16 +286,16 @@ class Engine:
                 log.info("request %d: %s", request.id, result.error)
                 request.error = result.error
                 self.scheduler.finish(request, "abort")
-                self._emit(TokenEvent(request.id, "", finish_reason="abort", error=result.error))
+                self._emit(request, TokenEvent(request.id, "", finish_reason="abort", error=result.error))
                 continue
             self.scheduler.advance(request, result.work.end)
             if result.sampled is not None:
-                self._emit(self._take(request, result.sampled, now))
+                self._emit(request, self._take(request, result.sampled, now))
 
-    def _emit(self, event: TokenEvent) -> None:
-        self._events.append(event)
+    def _emit(self, request: Request, event: TokenEvent) -> None:
+        (self._events if request.events is None else request.events).append(event)
         if event.finish_reason is not None:
-            self._live.pop(event.request_id, None)
+            self._live.pop(request.id, None)
 
     def _take(self, request: Request, sampled: _core.Sampled, now: float) -> TokenEvent:
         """Appends a sampled token to its request; finishes the request if it was the last one."""
@@ -278,8 +328,9 @@ class Engine:
             request.sampler = None
             if not request.stops.stopped:
                 text += request.stops.push(request.detokenizer.finish()) + request.stops.finish()
-            self.scheduler.finish(request, "stop" if request.stops.stopped else reason)
         request.text += text
+        if reason is not None:
+            self.scheduler.finish(request, "stop" if request.stops.stopped else reason)
         return TokenEvent(request.id, text, token, logprob, top, request.finish_reason)
 
     def _sampler(self, request: Request) -> _core.Sampler:
@@ -308,15 +359,28 @@ class Engine:
         request.sampler = sampler
         return sampler
 
-    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
-        if len(token_ids) == 0:
+    def _checked_ids(self, token_ids: Any) -> list[int]:
+        """Integers of any kind (numpy's too) in anything that has an order and a length."""
+        if not isinstance(token_ids, Iterable) or not isinstance(token_ids, Sized) or isinstance(token_ids, _NO_IDS):
+            raise ValueError(f"token ids must be a list of integers, not {type(token_ids).__name__}")
+        try:
+            ids = [self._checked_id(token) for token in list(token_ids)]
+        except TypeError:  # of an array without dimensions
+            raise ValueError("token ids must be a list of integers, not a single number") from None
+        if not ids:
             raise ValueError("the prompt is empty; give at least one token")
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, Integral):
-                raise ValueError(f"a token id must be an integer, not {token!r}")
-            if not 0 <= token < self.n_vocab:
-                raise ValueError(f"token id {token} is outside the vocabulary (0 to {self.n_vocab - 1})")
-        return [int(token) for token in token_ids]
+        return ids
+
+    def _checked_id(self, token: Any) -> int:
+        try:
+            number = None if isinstance(token, bool) else index(token)
+        except TypeError:
+            number = None
+        if number is None:
+            raise ValueError(f"a token id must be an integer, not {type(token).__name__}")
+        if not 0 <= number < self.n_vocab:
+            raise ValueError(f"token id {number} is outside the vocabulary (0 to {self.n_vocab - 1})")
+        return number
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
@@ -327,37 +391,74 @@ class Engine:
             prefix_cache=self.config.prefix_cache,
         )
 
+    # ---- turns -------------------------------------------------------------------------------------------------------
+
     def _settle(self) -> None:
-        """Applies aborts, unless someone is at work, who will do so when done."""
-        while self._aborts and self._lock.acquire(blocking=False):
+        """Finishes what is left to do between turns, unless someone is at work, who will do so when done."""
+        while (self._aborts or self.scheduler.lent or not self._sound) and not self._inside and not self._lost:
+            # Not a call: Ctrl-C could come right behind that, and the lock would stay taken.
+            (taken,) = map(self._lock.acquire, [False])
+            if not taken:
+                return
             try:
-                if self._busy:  # a finalizer, in the middle of this thread's own work
-                    return
-                with self._bookkeeping():
-                    while self._aborts:
-                        request = self._aborts.popleft()
-                        if request.status is not Status.FINISHED:
-                            self.scheduler.finish(request, "abort")
-                        self._live.pop(request.id, None)
+                self._inside = True
+                self._tidy()
             finally:
+                self._inside = False
                 self._lock.release()
 
-    @contextmanager
-    def _bookkeeping(self) -> Iterator[None]:
+    def _tidy(self) -> None:
+        """Finishes what Ctrl-C broke off, and applies aborts."""
+        if not self._sound:
+            self._begin_anew("Ctrl-C")
+        if self.scheduler.lent:
+            self._change(self.scheduler.give_back)
+        if self._aborts:
+            self._change(self._apply_aborts)
+
+    def _apply_aborts(self) -> None:
+        while self._aborts:
+            request = self._aborts.popleft()
+            if request.status is not Status.FINISHED:
+                self.scheduler.finish(request, "abort")
+            self._live.pop(request.id, None)
+
+    def _change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Queues and pages change in here only.
 
         Should it break off half-way, which Ctrl-C can do at any point, the books are worth nothing: new ones are begun,
         and every request under way ends.
         """
-        outer, self._busy = self._busy, True
         try:
-            yield
+            self._sound = False
+            result = change(*args, **kwargs)
+            self._sound = True
+            return result
         except BaseException as error:
-            self.scheduler = self._new_scheduler()
-            for request in list(self._live.values()):
-                request.status, request.finish_reason = Status.FINISHED, "abort"
-                request.error = RuntimeError(f"the engine was interrupted ({type(error).__name__}); send it again")
-                self._emit(TokenEvent(request.id, "", finish_reason="abort", error=request.error))
+            if not self._sound:
+                self._begin_anew(type(error).__name__)
             raise
-        finally:
-            self._busy = outer
+
+    def _begin_anew(self, cause: str) -> None:
+        """New books. May be broken off itself, and is done again then: an event twice at the end does no harm."""
+        self.scheduler = self._new_scheduler()
+        for request in list(self._live.values()):
+            request.error = RuntimeError(f"the engine was interrupted ({cause}); send it again")
+            request.finish_reason = "abort"
+            request.status = Status.FINISHED
+            self._emit(request, TokenEvent(request.id, "", finish_reason="abort", error=request.error))
+        self._sound = True
+
+    def _forked(self) -> None:
+        """In a new process, which has this thread only."""
+        self._lost = self._lost or self._inside
+        self._lock = threading.RLock()
+
+
+def _forked() -> None:
+    for engine in list(_engines):
+        engine._forked()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forked)

@@ -6,6 +6,7 @@ Owns data and no behaviour: the scheduler moves requests, the engine feeds their
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
@@ -80,12 +81,13 @@ class Request:
     stops: StopMatcher
     priority: int = 0  # lower runs first; equal ones in order of id
 
-    status: Status = Status.WAITING
+    status: Status = Status.WAITING  # FINISHED is set when all else is in place: other threads look at it
     token_ids: list[int] = field(default_factory=list)  # prompt and output
     n_computed: int = 0
     pages: list[int] = field(default_factory=list)  # block table: token i is in pages[i // page_size]
     n_pages_written: int = 0  # the first block-table entries, that the core has
     slot: int | None = None  # the core's row for the block table
+    events: deque[TokenEvent] | None = None  # where its events go; None: `Engine.step` returns them
     sampler: _core.Sampler | None = None  # made when first needed: it may be as large as the vocabulary
     finish_reason: FinishReason | None = None
     error: Exception | None = None

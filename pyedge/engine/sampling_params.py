@@ -13,6 +13,15 @@ _MAX_LAST_N = 2**20  # and keeps a window of at most this many
 _MAX_BIAS = 1e38  # it computes in float32
 
 
+def shown(value: object) -> str:
+    """A wrong value in an error's one line."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an integer of thousands of digits
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling and stopping rules of one request; the defaults are llama.cpp's.
@@ -68,7 +77,7 @@ class SamplingParams:
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+            raise ValueError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}")
         self._set("stop", _stop_strings(self.stop))
         self._set("logit_bias", _biases(self.logit_bias))
 
@@ -78,9 +87,9 @@ class SamplingParams:
     def _real(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} must be a number, not {value!r}")
-        if not low <= float(value) <= high:  # false for NaN
-            raise ValueError(f"{name} must be from {low} to {high}, not {value!r}")
+            raise ValueError(f"{name} must be a number, not {shown(value)}")
+        if not low <= _float(value) <= high:  # false for NaN
+            raise ValueError(f"{name} must be from {low} to {high}, not {shown(value)}")
         self._set(name, float(value))
 
     def _integer(self, name: str, low: int, high: int = 2**31 - 1, *, optional: bool = False) -> None:
@@ -88,20 +97,27 @@ class SamplingParams:
         if value is None and optional:
             return
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ValueError(f"{name} must be an integer{' or None' if optional else ''}, not {value!r}")
+            raise ValueError(f"{name} must be an integer{' or None' if optional else ''}, not {shown(value)}")
         if not low <= int(value) <= high:
             upper = f"to {high}" if high != 2**31 - 1 else "up"
-            raise ValueError(f"{name} must be from {low} {upper}, not {value!r}")
+            raise ValueError(f"{name} must be from {low} {upper}, not {shown(value)}")
         self._set(name, int(value))
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer, larger than any float
+        return math.nan
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or isinstance(texts, (bytes, bytearray)):
-        raise ValueError(f"stop must be a string or a list of strings, not {stop!r}")
+        raise ValueError(f"stop must be a string or a list of strings, not {shown(stop)}")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"every stop string must be a string of at least one character, not {text!r}")
+            raise ValueError(f"every stop string must be a string of at least one character, not {shown(text)}")
     return tuple(texts)
 
 
@@ -109,14 +125,14 @@ def _biases(biases: Any) -> dict[int, float] | None:
     if biases is None:
         return None
     if not isinstance(biases, Mapping):
-        raise ValueError(f"logit_bias must map token ids to numbers, not be {biases!r}")
+        raise ValueError(f"logit_bias must map token ids to numbers, not be {shown(biases)}")
     checked: dict[int, float] = {}
     for token, value in biases.items():
-        if isinstance(token, bool) or not isinstance(token, Integral) or int(token) < 0:
-            raise ValueError(f"a token id in logit_bias must be an integer from 0 up, not {token!r}")
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < 2**31:
+            raise ValueError(f"a token id in logit_bias must be an integer from 0 up, not {shown(token)}")
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"logit_bias of token {int(token)} must be a number, not {value!r}")
-        if not (abs(float(value)) <= _MAX_BIAS or float(value) == -math.inf):  # NaN is neither
-            raise ValueError(f"logit_bias of token {int(token)} must be finite or minus infinity, not {value!r}")
+            raise ValueError(f"logit_bias of token {int(token)} must be a number, not {shown(value)}")
+        if not (abs(_float(value)) <= _MAX_BIAS or _float(value) == -math.inf):  # NaN is neither
+            raise ValueError(f"logit_bias of token {int(token)} must be finite or minus infinity, not {shown(value)}")
         checked[int(token)] = float(value)
     return checked

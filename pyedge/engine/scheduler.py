@@ -51,6 +51,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.waiting: list[Request] = []  # both in the requests' order
         self.running: list[Request] = []
+        self.lent: tuple[int, list[int]] | None = None  # to work outside the queues: a slot and pages
         self._slots = list(reversed(range(max_sequences)))
 
     @property
@@ -76,16 +77,14 @@ class Scheduler:
         """Queues a request whose tokens, prompt and output, stay within `capacity`."""
         insort(self.waiting, request, key=_order)
 
-    def schedule(self, prompt_tokens: int | None = None) -> list[Scheduled]:
-        """The work of the next step, with its pages and slots taken; at most `prompt_tokens` in pieces above one."""
+    def schedule(self) -> list[Scheduled]:
+        """The work of the next step, with its pages and slots taken."""
         work = []
         for request in [r for r in self.running if r.n_tokens - r.n_computed == 1]:
             # A request preempted here is the youngest, so it comes later in this loop and has no work yet.
             if request.status is Status.RUNNING and self._extend(request):
                 work.append(Scheduled(request, request.n_computed, request.n_tokens))
         budget = self.max_tokens - len(work)
-        if prompt_tokens is not None:
-            budget = min(budget, prompt_tokens)
         for request in [r for r in self.running if r.n_tokens - r.n_computed > 1]:
             budget -= self._plan(request, budget, work)
         while self.waiting and budget > 0 and self._admit(self.waiting[0]):
@@ -112,21 +111,26 @@ class Scheduler:
             self._vacate(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        request.status = Status.FINISHED
         request.finish_reason = reason
+        request.status = Status.FINISHED  # last: other threads look at it
 
     def borrow(self, n_pages: int) -> tuple[int, list[int]]:
         """A slot and pages for work outside the queues, at the cost of the youngest requests if need be."""
         while not self._slots or self.pool.n_free < n_pages:
             self._preempt(self.running[-1])
-        return self._slots.pop(), [self.pool.allocate() for _ in range(n_pages)]
+        self.lent = self._slots.pop(), [self.pool.allocate() for _ in range(n_pages)]
+        return self.lent
 
-    def give_back(self, slot: int, pages: list[int]) -> None:
-        self.pool.release(pages)
-        self._slots.append(slot)
+    def give_back(self) -> None:
+        """Takes back what `borrow` gave, if anything."""
+        if self.lent is not None:
+            slot, pages = self.lent
+            self.lent = None
+            self.pool.release(pages)
+            self._slots.append(slot)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless pool, queues and slots agree; nothing may be borrowed."""
+        """Raises AssertionError unless pool, queues and slots agree; nothing may be lent."""
         self.pool.check_integrity(r.pages for r in self.running)
         slots = sorted([*self._slots, *(r.slot for r in self.running if r.slot is not None)])
         if slots != list(range(len(slots))) or len(slots) != len(self._slots) + len(self.running):

@@ -173,8 +173,6 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    encode_chat = apply_chat_template
-
     def render_chat_template(
         self,
         messages: Sequence[Message],

@@ -1,8 +1,11 @@
 """What went wrong in other engines, on the default model: greedy asked for in many ways, small limits, stop strings and
 characters over several tokens, page edges, and Ctrl-C in a long prompt."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -109,3 +112,28 @@ def test_ctrl_c_acts_within_a_long_prompt(llm: LLM) -> None:
     llm.engine.check_integrity()
     assert llm.engine.scheduler.pool.n_used == 0
     assert llm.generate(MONTHS, greedy(max_tokens=1))[0].text == " May"
+
+
+RESIDENT = """
+import json, sys
+from pyedge import LLM, SamplingParams
+llm = LLM(sys.argv[1])
+out = llm.chat([{"role": "user", "content": "Name three rivers."}], SamplingParams(temperature=0, max_tokens=32))
+with open("/proc/self/status") as f:
+    resident = next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmRSS:"))
+pool, config = llm.engine.scheduler.pool, llm.engine.config
+pages = pool.pages_for(len(out.prompt_token_ids) + len(out.token_ids))
+from pyedge import _core
+print(json.dumps([resident, pages * _core.page_bytes(llm._weights, config.page_size, config.kv_type), out.text]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_resident_memory(smollm2_path: Path) -> None:
+    """The file's size and 10 %, 120 MB for all else, and the keys and values there are: not those there may be."""
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(smollm2_path)], check=True, capture_output=True, text=True, timeout=600
+    )
+    resident, kv, text = json.loads(done.stdout)
+    assert text
+    assert resident <= 1.10 * smollm2_path.stat().st_size + 120e6 + kv, f"{resident / 1e6:.0f} MB, {kv / 1e6:.1f} of KV"

@@ -3,6 +3,8 @@ request gives what it gives alone."""
 
 import gc
 import threading
+from array import array
+from collections import deque
 from typing import Any
 
 import fakecore
@@ -16,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
+from pyedge.errors import CancelledError
 
 SIZE = 4
 
@@ -117,17 +120,32 @@ def test_refused_at_once() -> None:
         ([], "empty"),
         ([40], "outside the vocabulary"),
         ([-1], "outside the vocabulary"),
-        ([True], "integer"),
-        (["a"], "integer"),
-        ([1.0], "integer"),
+        ([True], "an integer, not bool"),
+        (["a"], "an integer, not str"),
+        ([1.0], "an integer, not float"),
+        (np.zeros((1, 500)), "an integer, not ndarray"),
+        (np.array(5), "not a single number"),
+        ([2**200], "outside the vocabulary"),
+        *((ids, "must be a list of integers") for ids in ("ab", b"ab", {5: 6}, {5, 6}, 5, None, iter([5]))),
         ([2] * 16, "KV cache holds 16"),
     ):
-        with pytest.raises(ValueError, match=said):
-            start(e, prompt)  # type: ignore[arg-type]
+        for use in (e.logits, lambda ids: start(e, ids)):
+            if said == "KV cache holds 16" and use == e.logits:
+                continue
+            with pytest.raises(ValueError, match=said) as error:
+                use(prompt)  # type: ignore[arg-type, operator]
+            assert "\n" not in str(error.value)
     assert not e.has_work
-    check_after = start(e, np.array([2, 3]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [np.array([2, 3], np.int8), np.array([2, 3], np.uint64), array("i", [2, 3]), (2, 3)])
+def test_integers_of_any_kind(ids: Any) -> None:
+    e = engine()
+    request = start(e, ids)
     drain(e)
-    check(check_after)
+    check(request)
+    assert {type(token) for token in request.token_ids} == {int}
+    assert np.array_equal(e.logits(ids), e.logits([2, 3]))
 
 
 def test_no_tokens_wanted() -> None:
@@ -211,6 +229,85 @@ def test_abort_during_a_step() -> None:
     check(requests[2])
 
 
+def test_an_abort_of_a_request_that_waits_breaks_nothing_off() -> None:
+    e = engine(max_sequences=1)
+    running, waiting = start(e, [5, 6, 7]), start(e, [5, 6, 8])
+    core(e).on_step = lambda: e.abort(waiting)
+    assert [event.request_id for event in e.step()] == [running.id]
+    assert waiting.finish_reason == "abort"
+
+
+class LateAbort:
+    """An abort in another thread that sees a step under way, and cancels when it is long over: in the middle of what
+    `hit` is called from."""
+
+    def __init__(self, e: Engine, doomed: Request) -> None:
+        self.seen, self.go = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=e.abort, args=[doomed])
+        self.core, self.cancel = core(e), core(e).cancel
+        core(e).cancel = self.late  # type: ignore[method-assign]
+        core(e).on_step = self.begin
+
+    def begin(self) -> None:
+        self.core.on_step = lambda: None
+        self.thread.start()
+        assert self.seen.wait(10)
+
+    def late(self) -> None:
+        self.seen.set()
+        assert self.go.wait(10)
+        self.cancel()
+
+    def hit(self) -> None:
+        self.core.on_step = lambda: None
+        self.go.set()
+        self.thread.join(10)
+        assert self.core.cancelled
+
+
+@pytest.mark.parametrize("n_others", [1, 3])
+def test_a_late_abort_harms_no_other_request(n_others: int) -> None:
+    e = engine()
+    doomed, *others = (start(e, [5, 6, i]) for i in range(7, 8 + n_others))
+    late = LateAbort(e, doomed)
+    e.step()
+    assert doomed.finish_reason == "abort"
+    core(e).on_step = late.hit
+    assert e.step() == []  # broken off, for nobody: it is done again
+    drain(e)
+    for request in others:
+        assert request.error is None
+        check(request)
+
+
+def test_a_late_abort_harms_no_logits() -> None:
+    e = engine(max_sequences=3)
+    wanted = e.logits(list(range(2, 12)))
+    doomed = start(e, [5, 6, 7])
+    late = LateAbort(e, doomed)
+    e.step()
+    core(e).on_step = late.hit
+    assert np.array_equal(e.logits(list(range(2, 12))), wanted)
+    drain(e)
+
+
+def test_a_late_abort_while_a_fault_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core runs a step again to name the op at fault, and that can be cancelled as well."""
+    e = engine()
+    requests = [start(e, [5, 6, i]) for i in (7, 8)]
+    sample, calls = core(e).sample, iter(range(100))
+
+    def cancelled(*args: Any) -> Any:
+        if next(calls) == 1:
+            raise CancelledError("the step was cancelled")
+        return sample(*args)
+
+    monkeypatch.setattr(core(e), "sample", cancelled)
+    drain(e)
+    for request in requests:
+        check(request)
+
+
 def test_an_error_ends_the_requests_it_concerns() -> None:
     e = engine()
     good, bad, late = start(e, [5, 6, 7]), start(e, [5, 6, POISON]), start(e, [5, 6])
@@ -280,6 +377,72 @@ def test_interrupt_in_the_books_ends_all_requests(place: str, when: int, monkeyp
     again = start(e, [5, 6, 10, 7])
     drain(e)
     check(again)
+
+
+def test_events_go_into_the_queue_that_a_request_brings() -> None:
+    e = engine()
+    queues: list[deque[TokenEvent]] = [deque(), deque()]
+    requests = [e.request([5, 6, i], SamplingParams(seed=i, max_tokens=12)) for i in (7, 8)]
+    for request, queue in zip(requests, queues, strict=True):
+        e.add(request, queue)
+    other = start(e, [5, 6, 9])
+    assert {event.request_id for event in drain(e)} == {other.id}
+    for request, queue in zip(requests, queues, strict=True):
+        assert [event.token_id for event in queue] == request.output_token_ids
+        check(request)
+    n_steps = core(e).n_steps
+    assert e.step(wanted_by=requests[0]) == []
+    queues[0].clear()
+    with pytest.raises(RuntimeError, match="ended by someone else"):
+        e.step(wanted_by=requests[0])
+    assert core(e).n_steps == n_steps
+
+
+def test_a_request_is_whole_when_it_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may look at any time, without a lock."""
+    seen: dict[int, Any] = {}
+
+    def facts(request: Request) -> tuple[object, ...]:
+        return request.text, request.n_output, request.finish_reason, request.error, request.metrics.output_tokens
+
+    def noting(request: Request, name: str, value: Any) -> None:
+        object.__setattr__(request, name, value)
+        if name == "status" and value is Status.FINISHED:
+            seen[request.id] = facts(request)
+
+    monkeypatch.setattr(Request, "__setattr__", noting)
+    e = engine()
+    requests = [start(e, [5, 6, i], seed=i, max_tokens=n) for i, n in ((7, 0), (8, 1), (9, 12), (POISON, 4), (10, 12))]
+    requests.append(start(e, [5, 6], stop=[text_of(expected([5, 6], 3, 3))[1:]]))
+    drain(e)
+    requests.append(start(e, [5, 6, 7]))
+    core(e).on_step = lambda: e.abort(requests[-1])
+    drain(e)
+    assert {request.finish_reason for request in requests} == {"stop", "length", "abort"}
+    for request in requests:
+        assert seen[request.id] == facts(request)
+
+
+def test_called_from_within_its_own_step() -> None:
+    e = engine()
+    request, said = start(e, [5, 6, 7]), []
+
+    def call() -> None:
+        core(e).on_step = lambda: None
+        for use in (e.step, lambda: e.logits([5])):
+            with pytest.raises(RuntimeError, match="from within its own step") as error:
+                use()
+            said.append(error)
+
+    core(e).on_step = call
+    drain(e)
+    assert len(said) == 2
+    check(request)
+
+
+def test_block_tables_are_no_longer_than_the_pool() -> None:
+    """A file may claim a context of any length."""
+    assert core(engine(n_pages=8, max_model_len=2**31 - 1)).max_pages_per_sequence == 8
 
 
 def test_logits_between_steps() -> None:

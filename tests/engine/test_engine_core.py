@@ -12,6 +12,7 @@ from pyedge import _core
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
+from pyedge.errors import CancelledError
 from pyedge.models import build_plan
 
 NAN = float("nan")
@@ -132,6 +133,37 @@ def test_logits_are_the_same_wherever_they_come_from(model: _core.Model) -> None
     assert one_by_one.dtype == np.float32
     assert one_by_one.shape == (64, model.n_vocab)
     assert np.isfinite(one_by_one).all()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_a_cancel_that_was_not_meant_for_this_step(model: _core.Model, alone: list[Request], nth: int) -> None:
+    """It is done again, and gives the same bits; logits too."""
+    e = engine(model, max_tokens=16)
+    calls = 0
+
+    def cancel(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            e._core.cancel()
+
+    e._core.tap("blk.0.attn", cancel)
+    wanted = engine(model).logits(PROMPTS[6])
+    assert np.array_equal(e.logits(PROMPTS[6]), wanted)
+    assert calls == 4 + 1
+    calls = 0
+    requests = [start(e, prompt, i) for i, prompt in enumerate(PROMPTS)]
+    drain(e)
+    same(requests, alone)
+    assert calls > nth
+
+
+def test_a_cancelled_step_has_its_own_exception(model: _core.Model) -> None:
+    e = engine(model)
+    e._core.set_pages(0, 0, [0])
+    e._core.tap("blk.0.attn", lambda *_: e._core.cancel())
+    with pytest.raises(CancelledError):
+        e._core.step([(0, 0, 2)], [5, 6], [])
 
 
 def test_not_a_number_ends_the_request_that_has_it(model: _core.Model, alone: list[Request]) -> None:

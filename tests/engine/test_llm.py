@@ -1,15 +1,21 @@
 """LLM on a tiny model: forms of prompts, order of outputs, streams, refusals, and memory given back."""
 
+import inspect
+import os
+import re
 import threading
+from array import array
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
 import numpy as np
 import pytest
 from tinymodel import write_tiny_llama
 
-from pyedge import LLM, ModelError, SamplingParams
+from pyedge import LLM, ModelError, SamplingParams, _core
 from pyedge.engine.request import TokenEvent
 from pyedge.llm import _bytes, _plan_cache
 
@@ -28,7 +34,6 @@ def llm(path: Path) -> Iterator[LLM]:
         llm.engine.check_integrity()
         assert llm.engine.scheduler.pool.n_used == 0
         assert not llm.engine.has_work
-        assert not llm._queues
 
 
 def texts(events: Iterator[TokenEvent]) -> str:
@@ -52,8 +57,11 @@ def test_forms_of_a_prompt(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat", special=True)
     as_ids = {"prompt_token_ids": ids}
     wanted = llm.generate("the cat", RULES)[0].token_ids
-    for prompt in ("the cat", ["the cat"], as_ids, [as_ids], {"prompt_token_ids": np.array(ids).tolist()}):
+    for prompt in ("the cat", ["the cat"], as_ids, [as_ids], np.array(["the cat"])):
         assert llm.generate(cast(Any, prompt), RULES)[0].token_ids == wanted
+    for other in (np.array(ids), np.array(ids, np.uint16), array("q", ids), tuple(ids), deque(ids)):
+        assert llm.generate({"prompt_token_ids": other}, RULES)[0].token_ids == wanted
+        assert np.array_equal(llm.logits(cast(Any, other)), llm.logits(ids))
     assert len(llm.generate("<|im_start|>", RULES)[0].prompt_token_ids) == 1  # a raw prompt is the caller's own
 
 
@@ -154,7 +162,9 @@ REFUSED: list[tuple[Any, str]] = [
     (5, "a prompt must be text"),
     ([5], "a prompt must be text"),
     ({"ids": [1]}, "prompt_token_ids"),
-    ({"prompt_token_ids": "abc"}, "prompt_token_ids"),
+    ({"prompt_token_ids": "abc"}, "token ids must be a list of integers, not str"),
+    ({"prompt_token_ids": None}, "token ids must be a list of integers, not NoneType"),
+    ({"prompt_token_ids": np.zeros((2, 300))}, "a token id must be an integer, not ndarray"),
     ({"prompt_token_ids": []}, "empty"),
     ({"prompt_token_ids": [10**6]}, "outside the vocabulary"),
     ({"prompt_token_ids": [-1]}, "outside the vocabulary"),
@@ -172,31 +182,111 @@ def test_wrong_prompts(llm: LLM, prompt: Any, said: str) -> None:
 
 
 def test_wrong_params(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="must be SamplingParams, or one for each prompt, not int"):
+        llm.generate("a", cast(Any, 5))
     with pytest.raises(ValueError, match="2 sampling params for 1 prompts"):
         llm.generate("a", [RULES, RULES])
     with pytest.raises(ValueError, match="must be SamplingParams, not dict"):
         llm.stream("a", cast(Any, {"temperature": 1}))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"device": "cuda"}, "device 'cuda' is not in this build; choose from auto, cpu"),
-        ({"precision": "f16"}, "precision 'f16'.*fast, f32"),
-        ({"kv_type": "q8_0"}, "kv_type 'q8_0'.*f16, f32"),
-        ({"threads": 0}, "threads"),
-        ({"max_model_len": 1}, "max_model_len"),
-        ({"max_model_len": 257}, "max_model_len 257 is beyond the model's context of 256"),
-        ({"kv_memory": "much"}, "kv_memory"),
-        ({"kv_memory": 10}, "less than one page"),
-        ({"page_size": 5}, "page"),
-        ({"step_tokens": 8}, "a step of 8 tokens"),
-    ],
-    ids=str,
-)
-def test_wrong_options(path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as e:
-        LLM(path, **options)
+LARGE = np.zeros((100, 100))  # of whose text an error must not make many lines
+WRONG_OPTIONS: list[tuple[str, list[Any], str]] = [
+    ("model", [5, None, b"x", LARGE], "model must be a path or a name"),
+    ("device", ["cuda", 5, None, LARGE], "device .* is not in this build; choose from auto, cpu"),
+    ("precision", ["f16", "", None, [], LARGE], "precision .* choose from fast, f32"),
+    ("kv_type", ["q8_0", "", 0, LARGE], "kv_type .* is not in this build; choose from"),
+    ("threads", [0, -1, _core.MAX_THREADS + 1, 2**40, 10**5000], f"threads must be from 1 to {_core.MAX_THREADS}, not"),
+    ("threads", ["2", 1.0, True, LARGE], "threads must be an integer, not"),
+    ("max_model_len", [1, 0, -(2**70)], "max_model_len must be from 2 up"),
+    ("max_model_len", [257, 2**70, 10**5000], "max_model_len .* is beyond the model's context of 256"),
+    ("max_model_len", ["16", 16.0, True], "max_model_len must be an integer"),
+    (
+        "kv_memory",
+        ["much", "", "9" * 500 + "GB", "9" * 30, "1e9", 10**400, 10**5000, LARGE, 0, -1, True, [5]],
+        "kv_memory must be",
+    ),
+    ("kv_memory", [10, "10"], "kv_memory of 10 bytes is less than one page"),
+    ("page_size", [0, -16, 5, 64, 2**40], "page_size must be"),
+    ("page_size", ["16", 16.0, None, True], "page_size must be an integer"),
+    ("prefix_cache", [0, 1, None, "no", LARGE], "prefix_cache must be True or False"),
+    ("max_sequences", [0, -1, 65537, 2**40], "max_sequences must be from 1 to 65536"),
+    ("max_sequences", ["8", 8.0, None], "max_sequences must be an integer"),
+    ("step_tokens", [0, -1, 65537, 2**40], "step_tokens must be from 1 to 65536"),
+    ("step_tokens", ["8", 8.0, None], "step_tokens must be an integer"),
+    ("step_tokens", [8], r"step_tokens \(8\) must be at least max_sequences \(64\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "said"), WRONG_OPTIONS, ids=[option[0] for option in WRONG_OPTIONS])
+def test_wrong_options(path: Path, name: str, values: list[Any], said: str) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=said) as e:
+            LLM(**cast(Any, {"model": path, "kv_memory": "1MB", name: value}))
+        assert "\n" not in str(e.value)
+        assert len(str(e.value)) < 200
+
+
+def test_wrong_options_are_found_before_anything_is_loaded(tmp_path: Path) -> None:
+    for name, values, said in WRONG_OPTIONS:
+        if name != "model" and "beyond" not in said and "less than" not in said:
+            for value in values:
+                with pytest.raises(ValueError, match=said):
+                    LLM(tmp_path / "absent.gguf", **cast(Any, {name: value}))
+
+
+def test_every_option_is_checked() -> None:
+    parameters = set(inspect.signature(LLM.__init__).parameters) - {"self"}
+    assert parameters == {name for name, _, _ in WRONG_OPTIONS}
+
+
+def test_numbers_of_numpy(path: Path) -> None:
+    numbers = {name: np.int64(n) for name, n in (("threads", 1), ("max_model_len", 64), ("kv_memory", 10**6))}
+    with LLM(path, page_size=cast(Any, np.int32(8)), **cast(Any, numbers)) as llm:
+        assert llm.max_model_len == 64
+        assert llm.generate("a", RULES)[0].token_ids
+
+
+def test_more_keys_and_values_than_memory(path: Path) -> None:
+    total = _core.machine()["memory_total"]
+    with pytest.raises(ValueError, match=r"kv_memory of [\d,]+ MB is more than the [\d,]+ MB of memory") as e:
+        LLM(path, kv_memory=4 * total)
+    wanted, free = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) MB", str(e.value)))
+    assert abs(wanted - 4 * total / 1e6) < 2
+    assert 0 < free <= total / 1e6
+
+
+def test_a_step_that_takes_more_than_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the cache leaves is too little for the rest: the core counts both."""
+    free = _core.machine()["memory_available"]
+    monkeypatch.setattr(_core, "machine", lambda: {"memory_available": 2**60, "default_threads": 1})
+    with pytest.raises(MemoryError, match=r"needs [\d.]+ GB .* [\d.]+ GB of memory are free") as e:
+        LLM(path, kv_memory=4 * free)
+    assert "\n" not in str(e.value)
+
+
+def test_more_weights_than_memory(tmp_path: Path) -> None:
+    """A file with a hole in it, as large as it says."""
+    small, rows = 96, 2 * _core.machine()["memory_total"] // (3 * 4 * 1024)
+    file = write_tiny_llama(tmp_path / "huge.gguf", n_embd=1024, n_head=8, n_layer=1, n_ff=small)
+    reader = gguf.GGUFReader(file, "r+")
+    reader.fields["llama.feed_forward_length"].parts[-1][0] = rows
+    end = 0
+    for tensor in reader.tensors:
+        *_, shape, _, offset = tensor.field.parts
+        shape[shape == small] = rows
+        offset[0] = end
+        end += -(-4 * int(shape.prod()) // 32) * 32
+    reader.data.flush()
+    size = reader.data_offset + end
+    del reader
+    try:
+        os.truncate(file, size)
+    except OSError:
+        pytest.skip("no file of that size here")
+    with pytest.raises(MemoryError, match=r"weights need [\d.]+ GB, [\d.]+ GB of memory are free") as e:
+        LLM(file)
+    file.unlink()
     assert "\n" not in str(e.value)
 
 
@@ -245,7 +335,7 @@ def test_bytes(given: int | str, n: int) -> None:
     assert _bytes("kv_memory", given) == n
 
 
-@pytest.mark.parametrize("given", ["", "MB", "5TB", "-1", "1e9", 0, -1, True, 1.5, None])
+@pytest.mark.parametrize("given", ["", "MB", "5TB", "-1", "1e9", "0", "0.1", "9" * 400, 0, -1, True, 1.5, None])
 def test_no_bytes(given: Any) -> None:
     with pytest.raises(ValueError, match="kv_memory"):
         _bytes("kv_memory", given)

@@ -9,10 +9,11 @@ import pytest
 from pyedge.engine.sampling_params import SamplingParams
 
 NAN, INF = math.nan, math.inf
+LARGE = np.zeros((100, 100))  # of whose text an error must not make many lines
 
 REFUSED = {
-    "temperature": [-1, -1e-9, NAN, INF, True, "1", None],
-    "top_k": [-2, 1.0, True, None, 2**31],
+    "temperature": [LARGE, 10**400, 10**5000, -1, -1e-9, NAN, INF, True, "1", None],
+    "top_k": [LARGE, 10**5000, -2, 1.0, True, None, 2**31],
     "top_p": [-0.1, 1.1, NAN, "0.5"],
     "min_p": [-0.1, 1.1, NAN],
     "repeat_penalty": [0, -1, NAN, INF],
@@ -22,18 +23,37 @@ REFUSED = {
     "max_tokens": [-5, -1, 1.5, True, "3"],
     "min_tokens": [-1, None, 2.0],
     "seed": [1.0, "1", 2**64, -(2**63) - 1, True],
-    "stop": ["", [""], ["a", ""], [1], b"x", None, 3],
+    "stop": [LARGE, [LARGE], "", [""], ["a", ""], [1], b"x", None, 3],
     "logprobs": [-1, 65, True, 1.0],
-    "logit_bias": [[1], {"1": 1.0}, {-1: 1.0}, {True: 1.0}, {1: NAN}, {1: INF}, {1: "x"}, {1: 1e39}],
-    "ignore_eos": [0, None, "no"],
+    "logit_bias": [
+        LARGE,
+        {1: LARGE},
+        {1: -(10**400)},
+        {10**5000: 1.0},
+        {2**31: 1.0},
+        [1],
+        {"1": 1.0},
+        {-1: 1.0},
+        {True: 1.0},
+        {1: NAN},
+        {1: INF},
+        {1: "x"},
+        {1: 1e39},
+    ],
+    "ignore_eos": [LARGE, 0, None, "no"],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in REFUSED.items() for v in values])
+def short(value: object) -> str:
+    return value if isinstance(value, str) else type(value).__name__
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in REFUSED.items() for v in values], ids=short)
 def test_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name.split("_")[0]) as e:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
     assert "\n" not in str(e.value)
+    assert len(str(e.value)) < 160
 
 
 def test_every_field_is_checked() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pyedge.errors import CancelledError
 from pyedge.tokenizers.stop import StopMatcher
 
 END = 0  # ends a generation
@@ -103,7 +104,7 @@ class Engine:
             if i == len(pieces) // 2:
                 self.on_step()
             if self.cancelled:
-                raise RuntimeError("cancelled")
+                raise CancelledError("cancelled")
             for position in range(start, end):
                 token = next(stream)
                 if token == POISON:

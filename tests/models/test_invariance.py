@@ -152,6 +152,29 @@ def test_threads(path: Path, setting: str, tokens: list[int], alone: np.ndarray,
     assert_same(other.run(tokens, [1, 65, 66]), alone)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_decodes_of_unlike_depth(tmp_path_factory: pytest.TempPathFactory, setting: str, threads: int) -> None:
+    """A step of single tokens, one of them deep, cuts all their contexts into chunks, by the deepest. One KV head, so
+    that the engine does so for four sequences with any number of threads."""
+    path = write_tiny_llama(
+        tmp_path_factory.mktemp("tiny") / "m.gguf", n_head=2, n_kv=1, n_layer=1, context=1024, types="Q8_0"
+    )
+    runner = make(path, setting, threads=threads)
+    depths = [900, 513, 70, 1]
+    sequences = [some_tokens(n, runner.model.n_vocab, seed) for seed, n in enumerate(depths)]
+    # Alone, the last token comes with those before it, so that nothing is cut.
+    expected = [runner.run(s, [400] if len(s) > 512 else [])[-1:] for s in sequences]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [0, 3], [2, 3]):
+        _give_pages(runner, depths)
+        for slot in order:
+            n = depths[slot] - 1
+            for start in range(0, n, 512):
+                runner.step([(slot, start, min(start + 512, n))], sequences)
+        found = runner.step([(slot, depths[slot] - 1, depths[slot]) for slot in order], sequences)
+        for slot, one in zip(order, found, strict=True):
+            assert_same(one, expected[slot], f"depth {depths[slot]} of {[depths[i] for i in order]}")
+
+
 def test_prefix_pages_shared(runner: Runner, tokens: list[int]) -> None:
     """Two sequences that begin alike: the second reads the first one's full pages, also in the same step."""
     size = runner.page_size
