@@ -9,10 +9,15 @@ class ModelError(Exception):
 
 
 class NotBuiltError(ImportError):
-    """The compiled core is not there: this is a checkout that nobody installed."""
+    """The compiled core is not there: this is a checkout that nobody installed, or one that hides the installed
+    package, because Python was started in its folder."""
 
     def __init__(self) -> None:
-        super().__init__('pyedge is not built here: run "pip install -e ." in this folder', name="pyedge._core")
+        super().__init__(
+            'pyedge is not built here: run "pip install -e ." in this folder, '
+            "or change to another folder if it is installed",
+            name="pyedge._core",
+        )
 
 
 class CancelledError(RuntimeError):

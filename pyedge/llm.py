@@ -6,8 +6,10 @@ Batches, pages and stop rules are the engine's; text is the tokenizer's.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,8 @@ from pyedge.tokenizers import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Mapping[str, Any]  # text, or {"prompt_token_ids": [...]}
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
@@ -108,6 +112,7 @@ class LLM:
             raise ValueError(f"page_size must be 8, 16 or 32, not {page_size}")
 
         self.path = store.resolve(model, pull=True)
+        start = time.perf_counter()
         with _core.Gguf(self.path) as gguf, ThreadPoolExecutor(1) as other_thread:
             # Packing weights leaves Python free meanwhile, and reading a vocabulary keeps one core busy.
             tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf)
@@ -138,6 +143,18 @@ class LLM:
         self.threads: int = n_threads or _core.machine()["default_threads"]
         self.isa: str = weights.isa
         self.weight_bytes: int = weights.weight_bytes  # resident
+        log.info(
+            "%s: loaded in %.2f s: %s, %d threads, %s weights; %d KV pages of %d tokens (%s), contexts of %d tokens",
+            self.path,
+            time.perf_counter() - start,
+            self.isa,
+            self.threads,
+            _megabytes(self.weight_bytes),
+            n_pages,
+            page_size,
+            kv_type,
+            self.max_model_len,
+        )
 
     # ---- generation --------------------------------------------------------------------------------------------------
 
@@ -156,7 +173,7 @@ class LLM:
         each = [prompts] if one else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             rules = [params or SamplingParams()] * len(each)
-        elif not isinstance(params, Iterable):
+        elif not isinstance(params, Iterable) or isinstance(params, (str, bytes, Mapping)):
             raise ValueError(f"params must be SamplingParams, or one for each prompt, not {type(params).__name__}")
         else:
             rules = list(params)
@@ -233,6 +250,9 @@ class LLM:
     def _request(self, ids: Sequence[int], params: SamplingParams | None) -> Request:
         if not isinstance(params, (SamplingParams, type(None))):
             raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
+        for text in params.stop if params is not None else ():
+            if any("\ud800" <= c <= "\udfff" for c in text):
+                raise ValueError(f"the stop string {shown(text)} has a lone surrogate, which no output has; remove it")
         return self.engine.request(ids, params or SamplingParams())
 
     def _finish(self, requests: list[Request]) -> list[Output]:
@@ -251,6 +271,7 @@ class LLM:
         for request in requests:
             if request.error is not None:
                 raise request.error
+            _log_speed(request)
         return [_output(request) for request in requests]
 
     def _stream(self, request: Request) -> Generator[TokenEvent, None, None]:
@@ -265,6 +286,7 @@ class LLM:
                     raise event.error
                 yield event
                 if event.finish_reason is not None:
+                    _log_speed(request)
                     return
         finally:
             try:
@@ -272,6 +294,19 @@ class LLM:
             except KeyboardInterrupt:  # it came in here, and they must not stay behind
                 engine.abort(request)
                 raise
+
+
+def _log_speed(request: Request) -> None:
+    times = request.metrics
+    log.info(
+        "request %d: %d tokens read (%d of them cached), the first written after %.3f s, %d at %.1f per second",
+        request.id,
+        len(request.prompt_token_ids),
+        times.cached_tokens,
+        times.ttft or 0.0,
+        times.output_tokens,
+        1 / times.tpot if times.tpot else 0.0,
+    )
 
 
 def _output(request: Request) -> Output:
@@ -306,6 +341,11 @@ def _plan_cache(
         n_pages = kv_bytes // page_bytes
         if n_pages < 1:
             raise ValueError(f"kv_memory of {kv_bytes} bytes is less than one page, which takes {page_bytes}")
+        if max_model_len is not None and n_pages < one_sequence:
+            raise ValueError(
+                f"kv_memory of {_megabytes(kv_bytes)} holds {n_pages * page_size} tokens, fewer than max_model_len "
+                f"{max_model_len}; give {one_sequence * page_bytes} bytes or more, or a smaller max_model_len"
+            )
         what, remedy = f"kv_memory of {_megabytes(kv_bytes)}", "kv_memory"
     else:
         n_pages = min(4 * one_sequence, available // 4 // page_bytes)

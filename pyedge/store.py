@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,8 @@ def _override() -> Path | None:
 def resolve(model: str | os.PathLike[str], pull: bool = False, progress: Progress | None = None) -> Path:
     """The GGUF that `model` (a path or a name) stands for; with `pull`, a known name is fetched if it is absent."""
     path, name = Path(model), os.fspath(model)
-    if path.is_file():
+    mode, trouble = _mode(path)
+    if mode is not None and stat.S_ISREG(mode):
         return path
     if name in CATALOGUE:
         if found := installed(name):
@@ -107,11 +109,26 @@ def resolve(model: str | os.PathLike[str], pull: bool = False, progress: Progres
         raise ModelError(f'{name}: is not on this machine yet; run "pyedge pull {name}"')
     if name in NOT_YET_NAMES or name.startswith(NOT_YET_PREFIXES):
         raise ModelError(f"{name}: this version cannot fetch it yet; take {_names()}, or the path of a .gguf file")
-    if name and path.is_dir():
+    named, name = name, name if len(name) <= 200 else f"{name[:100]}...{name[-80:]}"
+    if named and mode is not None and stat.S_ISDIR(mode):
         raise ModelError(f"{name}: is a folder; give the path of a .gguf file in it")
+    if named and mode is not None:
+        raise ModelError(f"{name}: is not a regular file but a device or a pipe; give the path of a .gguf file")
+    if trouble is not None:
+        raise ModelError(f"{name}: {trouble}; check the path, or take a known model: {_names()}")
     if name.endswith(".gguf") or path.parent != Path():
         raise ModelError(f"{name}: there is no such file; check the path, or take a known model: {_names()}")
     raise ModelError(f"{name or '(empty)'}: is no known model; known are {_names()}, and the path of any .gguf works")
+
+
+def _mode(path: Path) -> tuple[int | None, str | None]:
+    """The kind of a file, or None; and why that cannot be known, unless there simply is no such file."""
+    try:
+        return os.stat(path).st_mode, None
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a name that none can have
+        return None, None
+    except OSError as e:  # a loop of links, a name too long, a folder that is closed to us
+        return None, e.strerror or str(e)
 
 
 def installed(name: str) -> Path | None:
@@ -165,6 +182,9 @@ def fetch(name: str, progress: Progress | None = None, check: bool = False) -> P
             write_atomically(folder / "model.json", (json.dumps(facts, indent=2) + "\n").encode())
             return folder / "file.gguf"
     except OSError as e:
+        with suppress(OSError):  # a store that cannot be written is none the worse for what is in it
+            if (kept := installed(name)) is not None and _sha256(kept) == entry.sha256:
+                return kept
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_space(name, entry, None) from e
         raise ModelError(
@@ -188,8 +208,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         with open(part, "wb") as f:
             f.write(data)
             _put(f, part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as e:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(e, OSError):  # a full disk has no name, and the other one is ours alone
+            e.filename, e.filename2 = os.fspath(path), None
         raise
 
 

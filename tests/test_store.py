@@ -133,6 +133,23 @@ def test_what_cannot_be_had_is_said_in_one_line(model: str, part: str) -> None:
     assert model in str(caught.value)
 
 
+def test_files_of_other_kinds_are_said_to_be_that(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    long = str(tmp_path / ("a" * 300 + ".gguf"))
+    for path, part in [
+        ("/dev/zero", "is not a regular file"),
+        (tmp_path / "pipe.gguf", "is not a regular file"),
+        (tmp_path / "loop.gguf", os.strerror(errno.ELOOP)),
+        (long, os.strerror(errno.ENAMETOOLONG)),
+        ("a\0b.gguf", "no such file"),
+        ("a\ud800.gguf", "no such file"),
+    ]:
+        with pytest.raises(ModelError, match=part) as caught:
+            store.resolve(path)
+        assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -302,6 +319,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PYEDGE_HOME", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"file/locks: Not a directory .*PYEDGE_HOME"):
         store.resolve(NAME, pull=True)
+
+
+def test_a_store_that_cannot_be_written_is_no_harm_if_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.fetch(NAME)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(store.home() / "locks"))
+
+    monkeypatch.setattr(store, "_lock", refuse)
+    assert store.fetch(NAME, check=True) == path
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ModelError, match=r"locks: Read-only file system .*PYEDGE_HOME"):
+        store.fetch(NAME, check=True)
 
 
 # ---- pulls that die, and pulls at once -------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ module of its name and is imported when it runs, so that `pyedge --help` imports
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 
 import click
 
+from pyedge.cli.streams import StreamError, dumb, prepare
 from pyedge.errors import ModelError, NotBuiltError
 
 COMMANDS = {  # name: its line in the help
@@ -32,6 +34,20 @@ class Failure(click.ClickException):
 
     def show(self, file: object = None) -> None:
         click.echo(f"error: {self.message}", err=True)
+
+
+_OPTIONS = {  # what a message of the API calls them, and what was typed
+    "max_model_len": "--ctx", "kv_memory": "--ctx", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",
+    "min_p": "--min-p", "repeat_penalty": "--repeat-penalty", "max_tokens": "-n", "seed": "--seed", "stop": "--stop",
+    "logprobs": "--logprobs", "threads": "--threads", "device": "--device", "precision": "--precision",
+    "kv_type": "--kv-type",
+}  # fmt: skip
+
+
+def in_options(text: str) -> str:
+    """A message of the API with the names of options. What is a word of English too is a name where it begins one."""
+    text = re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda match: _OPTIONS.get(match[0], match[0]), text)
+    return re.sub(r"^[a-z]+\b", lambda match: _OPTIONS.get(match[0], match[0]), text)
 
 
 def one_line(e: BaseException) -> str:
@@ -74,7 +90,8 @@ class Commands(click.Group):
         except (ModelError, NotBuiltError, ValueError, MemoryError, OSError) as e:
             if "logging" in sys.modules:
                 sys.modules["logging"].getLogger(__name__).debug("this is where it failed", exc_info=True)
-            raise Failure(one_line(e)) from e
+            text = one_line(e)
+            raise Failure(in_options(text) if isinstance(e, (ValueError, MemoryError)) else text) from e
 
 
 def _log(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -129,15 +146,27 @@ verbose(cli)
 
 def main() -> None:
     """The program: runs a command line and exits with its code."""
+    prepare()
     try:
-        code = cli.main(prog_name="pyedge", standalone_mode=False)
+        code = cli.main(prog_name="pyedge", standalone_mode=False, color=False if dumb() else None)
         sys.stdout.flush()
     except click.ClickException as e:
         e.show()
         code = e.exit_code
+        if isinstance(e.__cause__, StreamError):
+            _drop_output()
+    except StreamError as e:
+        Failure(one_line(e)).show()
+        _drop_output()
+        code = 1
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader went away; a second flush at exit must not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader went away
+        _drop_output()
         code = 1
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What could not be written is tried again when Python ends, and must not complain then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,6 +20,7 @@ import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import load, locate, model_options
+from pyedge.cli.streams import dumb
 
 if TYPE_CHECKING:
     from pyedge.engine.engine import Engine
@@ -188,7 +189,7 @@ def _repeat(runs: int, advance: Callable[[], None], measure: Callable[[int], T])
 @contextmanager
 def _bar(steps: int) -> Iterator[Callable[[], None]]:
     """A progress bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or dumb():
         yield lambda: None
         return
     from rich.console import Console

@@ -18,6 +18,7 @@ import click
 
 from pyedge.cli import VERBOSE, one_line, verbose
 from pyedge.cli.options import load, locate, model_options, sampling, sampling_options
+from pyedge.cli.streams import StreamError, checked_line, dumb, text_of
 from pyedge.errors import ModelError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def command(model: str | None, system: str | None, **options: Any) -> None:
 
     model = model or store.DEFAULT_MODEL
     params = sampling(options)
+    system = None if system is None else text_of(system, "--system")
     conversation = Conversation(
         system, settings={k: getattr(params, k) for k in SETTINGS if options[k] not in (None, ())}
     )
@@ -92,7 +94,7 @@ class Chat:
         self.failed = False
 
     def loop(self) -> None:
-        read = _terminal_reader() if self.on_terminal and sys.stdout.isatty() else _plain_reader
+        read = _terminal_reader() if self.on_terminal and sys.stdout.isatty() and not dumb() else _plain_reader
         while True:
             try:
                 said = read()
@@ -107,7 +109,7 @@ class Chat:
                 if not self.on_terminal:
                     raise
                 self._note("/exit or Ctrl-D leaves")
-            except BrokenPipeError:
+            except (BrokenPipeError, StreamError):
                 raise
             except (ModelError, ValueError, MemoryError, OSError) as e:
                 self._fail(one_line(e))
@@ -118,8 +120,13 @@ class Chat:
         """Has the model answer, shows that, and keeps both."""
         conversation, llm = self._conversation, self._llm
         messages, params = conversation.messages(said), conversation.params()
+        conversation.unanswered = None
+        if (n := self._n_tokens(conversation.alone(said))) >= (most := llm.max_model_len):
+            with_system = " with the system message" if conversation.system is not None else ""
+            self._fail(f"this message{with_system} has {n} tokens, the context {most}: shorten it{self._more()}")
+            return
         conversation.unanswered = said
-        if self._n_tokens(messages) >= llm.max_model_len:
+        if self._n_tokens(messages) >= most:
             self._fail(f"{self._full()}; then /retry says this again")
             return
         answer, reason, stopped, times = "", None, False, [time.perf_counter()]
@@ -157,9 +164,12 @@ class Chat:
             self._note(f"{n_tokens} tokens, the first after {times[1] - times[0]:.2f} s{speed}")
 
     def _full(self) -> str:
+        n = self._llm.max_model_len
+        return f"the context of {n} tokens is full: /trim forgets the oldest turns, /clear all of them{self._more()}"
+
+    def _more(self) -> str:
         n, most = self._llm.max_model_len, self._llm.plan.hparams.context_length
-        more = f"; --ctx {most} at the start gives more" if n < most else ""
-        return f"the context of {n} tokens is full: /trim forgets the oldest turns, /clear all of them{more}"
+        return f"; --ctx {most} at the start gives more" if n < most else ""
 
     def _n_tokens(self, messages: list[Message]) -> int:
         return len(self._llm.tokenizer.apply_chat_template(messages)) if messages else 0
@@ -169,7 +179,7 @@ class Chat:
         """Shows the pieces of an answer: Markdown on a terminal, else the text as it is."""
         from pyedge.cli.terminal import harmless, silent_keys
 
-        if sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        if sys.stdout.isatty() and not dumb():
             from rich.console import Console
 
             from pyedge.cli.markdown import MarkdownStream
@@ -302,7 +312,7 @@ def _plain_reader() -> str:
         lines[-1] = lines[-1][:-1]
     if not lines:
         raise EOFError
-    return "\n".join(lines)
+    return checked_line("\n".join(lines))
 
 
 def _terminal_reader() -> Callable[[], str]:

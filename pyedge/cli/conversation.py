@@ -6,6 +6,7 @@ Owns the data and its rules; shows nothing and runs no model.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ FORMAT = 1  # of saved files
 MAX_FILE = 64 << 20  # bytes; a conversation is text
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "max_tokens", "seed", "stop")
+
+_ALIASES = {"temp": "temperature", "n": "max_tokens"}  # of options: what was typed at the start is typed again
 
 Message = dict[str, str]
 
@@ -48,11 +51,17 @@ class Conversation:
             messages.append({"role": "user", "content": user})
         return messages
 
+    def alone(self, user: str) -> list[Message]:
+        """What the chat template would get if nothing had been said before."""
+        return Conversation(self.system).messages(user)
+
     def params(self) -> SamplingParams:
         return SamplingParams(**self.settings)
 
     def set(self, name: str, text: str) -> None:
         """Changes a setting to what `text` says; `default` undoes that. ValueError if it says nothing sound."""
+        option = name.lstrip("-").replace("-", "_")
+        name = _ALIASES.get(option, option)
         if name not in SETTINGS:
             raise ValueError(f"{name}: is no setting; there are {', '.join(SETTINGS)}, stats")
         changed = {k: v for k, v in self.settings.items() if k != name}
@@ -135,6 +144,8 @@ def _is_message(message: object, role: str) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     """A saved file's document, if it is one. ValueError if not."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path}: is no regular file, and no saved chat")  # reading a device may never end
     if path.stat().st_size > MAX_FILE:
         raise ValueError(f"{path}: is larger than {MAX_FILE >> 20} MB and no saved chat")
     try:

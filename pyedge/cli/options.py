@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pyedge.cli import in_options
+from pyedge.cli.streams import text_of
+
 if TYPE_CHECKING:
     from pyedge.engine.sampling_params import SamplingParams
     from pyedge.llm import LLM
@@ -32,7 +35,7 @@ def _late(ask: Callable[[ModuleType], click.ParamType[Any]]) -> Callable[[str], 
 
 
 _MODEL = [
-    click.option("--ctx", type=click.IntRange(min=1), metavar="N", help="Context length in tokens. [the model's own]"),
+    click.option("--ctx", type=click.IntRange(min=2), metavar="N", help="Context length in tokens. [the model's own]"),
     click.option(
         "--kv-type",
         type=_late(lambda core: click.Choice(core.KV_TYPES)),
@@ -110,7 +113,9 @@ def sampling(options: dict[str, Any], **others: Any) -> SamplingParams:
     from pyedge import SamplingParams
 
     given = {name: options[name] for name in _SAMPLING_NAMES if options.get(name) not in (None, ())}
+    if "stop" in given:
+        given["stop"] = tuple(text_of(text, "--stop") for text in given["stop"])
     try:
         return SamplingParams(**given, **others)
     except ValueError as e:
-        raise click.UsageError(str(e)) from e
+        raise click.UsageError(in_options(str(e))) from e

@@ -11,6 +11,7 @@ import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import load, locate, model_options, sampling, sampling_options
+from pyedge.cli.streams import text_of
 
 if TYPE_CHECKING:
     from pyedge.engine.sampling_params import SamplingParams
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 
 EXAMPLES = """\b
 Examples:
-  pyedge run smollm2:135m "What is the capital of France?" --temp 0
-  git diff | pyedge run smollm2:135m - --system "Describe this change in one line."
+  pyedge run smollm2:135m "What is the capital of France?" --temp 0 -n 64
+  git diff | pyedge run smollm2:135m - --system "Describe this change in one line." -n 64
   pyedge run model.gguf "Once upon a time" --raw -n 64 --json
 """
 
@@ -43,14 +44,15 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
     if raw and system is not None:
         raise click.UsageError("--system needs the chat template, and --raw goes without; put the text into the prompt")
     params = sampling(options)
-    prompt = _read_stdin() if prompt == "-" else _checked(prompt, "PROMPT")
+    prompt = _read_stdin() if prompt == "-" else text_of(prompt, "PROMPT")
+    system = None if system is None else text_of(system, "--system")
     llm = load(locate(model), options)
     if not raw and not llm.tokenizer.chat_template:
         log.warning("%s has no chat template, so the prompt runs raw%s", model, ", without --system" if system else "")
         raw = True
     messages = [{"role": "user", "content": prompt}]
     if system is not None:
-        messages.insert(0, {"role": "system", "content": _checked(system, "--system")})
+        messages.insert(0, {"role": "system", "content": system})
 
     if as_json:
         out = llm.generate(prompt, params)[0] if raw else llm.chat(messages, params)
@@ -65,7 +67,8 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
             "tpot_s": out.metrics.tpot,
             "cached_tokens": out.metrics.cached_tokens,
         }
-        click.echo(json.dumps(document, ensure_ascii=False).encode())
+        text = json.dumps(document, ensure_ascii=False)
+        click.echo(text.encode("utf-8", "backslashreplace"))  # a path may hold any bytes
         return
 
     from pyedge.cli.terminal import harmless
@@ -104,15 +107,6 @@ def _read_stdin() -> str:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as e:
         raise ValueError(f"standard input: byte {e.start} is not UTF-8; give text in that encoding") from None
-
-
-def _checked(text: str, where: str) -> str:
-    """Refuses an argument that was not valid text: Python hides such bytes in it as lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as e:
-        raise click.UsageError(f"{where}: character {e.start} is not valid UTF-8") from None
-    return text
 
 
 def _why_cut(llm: LLM, n_tokens: int, params: SamplingParams) -> str:

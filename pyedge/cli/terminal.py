@@ -7,6 +7,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from pyedge.cli.streams import dumb
 from pyedge.store import Progress
 
 # A model's text must not move the cursor, retitle the window or write to the clipboard: control characters are shown as
@@ -41,7 +42,7 @@ def silent_keys() -> Iterator[None]:
 @contextmanager
 def download_bar(what: str) -> Iterator[Progress | None]:
     """A progress callback that draws a bar on standard error from its first call on; None where that is no terminal."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or dumb():
         yield None
         return
     with ExitStack() as stack:

@@ -98,7 +98,7 @@ def test_options_hold_and_defaults_are_left_to_the_engine(model: Model) -> None:
 def test_a_bad_option_is_wrong_usage(model: Model) -> None:
     result = talk("hi", args=["--temp", "-1"])
     assert result.exit_code == 2
-    assert "temperature must be from 0 to 100" in result.stderr
+    assert "--temp must be from 0 to 100" in result.stderr
 
 
 def test_a_backslash_joins_lines(model: Model) -> None:
@@ -205,6 +205,25 @@ def test_a_full_context_is_said_with_ways_on(model: Model) -> None:
     assert model.said == ["one two", "three four", "five six"]
     assert len(model.asked[2][0]) == 1
     assert "/trim" not in talk("/clear", "one").stderr
+
+
+def test_a_message_longer_than_the_context_is_refused_and_forgotten(model: Model) -> None:
+    model.max_model_len = 6
+    result = talk("hi", "one two three four five six", "/retry", "/system be brief", "one two three four")
+    assert result.stderr.splitlines() == [
+        "error: this message has 6 tokens, the context 6: shorten it; --ctx 4000 at the start gives more",
+        "error: this message with the system message has 6 tokens, the context 6: shorten it; "
+        "--ctx 4000 at the start gives more",
+    ]
+    assert model.said == ["hi", "hi"]
+
+
+def test_bytes_that_are_no_text_are_refused_and_the_chat_goes_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["h\udce9\n", "hi\n", ""])
+    monkeypatch.setattr(chat, "sys", SimpleNamespace(stdin=SimpleNamespace(readline=lambda: next(lines), isatty=bool)))
+    with pytest.raises(ValueError, match="standard input: character 1 of the line is not UTF-8"):
+        chat._plain_reader()
+    assert chat._plain_reader() == "hi"
 
 
 def test_a_context_that_fills_during_the_answer_is_said(model: Model) -> None:

@@ -30,6 +30,9 @@ def test_settings_are_checked_and_undone() -> None:
     c = Conversation()
     for name, text, value in [
         ("temperature", "0.5", 0.5),
+        ("temp", "0.5", 0.5),
+        ("n", "5", 5),
+        ("--top-p", "0.5", 0.5),
         ("top_k", "7", 7),
         ("max_tokens", "none", None),
         ("seed", "12", 12),
@@ -37,6 +40,7 @@ def test_settings_are_checked_and_undone() -> None:
         ("stop", '["a", "\\n\\n"]', ("a", "\n\n")),
     ]:
         c.set(name, text)
+        name = {"temp": "temperature", "n": "max_tokens", "--top-p": "top_p"}.get(name, name)
         assert getattr(c.params(), name) == value
     before = dict(c.settings)
     for name, text in [
@@ -115,6 +119,19 @@ def test_unsound_files_change_nothing(tmp_path: Path, change: dict[str, object])
     with pytest.raises(ValueError, match=r"^[^\n]*chat\.json: [^\n]*$"):
         c.load(path)
     assert c == Conversation("other")
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(ValueError, match="no regular file"):
+            Conversation().load(path)
+
+
+def test_errors_of_saving_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "absent" / "chat.json"
+    with pytest.raises(FileNotFoundError) as e:
+        talk().save(path, "m")
+    assert e.value.filename == str(path)
 
 
 def test_load_of_nothing_names_the_file(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     ("error", "code", "line"),
     [
         (ModelError("m.gguf: is broken;\n mend it"), 1, "error: m.gguf: is broken; mend it"),
-        (ValueError("temperature must be a number"), 1, "error: temperature must be a number"),
+        (ValueError("temperature must be a number"), 1, "error: --temp must be a number"),
         (
             MemoryError(),
             1,
@@ -172,6 +172,9 @@ def test_a_reader_that_leaves_is_no_error() -> None:
             1,
             "error: a\\x1b[2Jb: No such file or directory",
         ),
+        (ValueError("max_model_len 9 is beyond, raise kv_memory"), 1, "error: --ctx 9 is beyond, raise --ctx"),
+        (ValueError("seed is the seed"), 1, "error: --seed is the seed"),
+        (ModelError("max_model_len.gguf: is broken"), 1, "error: max_model_len.gguf: is broken"),
         (OSError(28, "No space left on device"), 1, "error: No space left on device"),
         (ValueError(), 1, "error: ValueError"),
         (KeyboardInterrupt(), 130, ""),
@@ -205,7 +208,7 @@ def test_one_line_keeps_other_scripts() -> None:
 
 # ---- an unbuilt checkout ---------------------------------------------------------------------------------------------
 
-HINT = 'pyedge is not built here: run "pip install -e ." in this folder'
+HINT = 'pyedge is not built here: run "pip install -e ." in this folder, or change to another folder if it is installed'
 
 
 @pytest.fixture

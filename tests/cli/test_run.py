@@ -158,14 +158,15 @@ def test_warnings_stay_out_of_the_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "part"),
     [
-        (["--ctx", "8"], 1, "8"),
-        (["--ctx", "100000"], 1, "100000"),
+        (["--ctx", "8"], 1, "shorten the prompt or raise --ctx"),
+        (["--ctx", "1"], 2, "'--ctx': 1 is not"),
+        (["--ctx", "100000"], 1, "--ctx 100000 is beyond"),
         (["--device", "cuda"], 1, "cuda"),
-        (["--temp", "-1"], 2, "temperature"),
-        (["--top-p", "2"], 2, "top_p"),
-        (["-n", "-5"], 2, "max_tokens"),
+        (["--temp", "-1"], 2, "--temp must be"),
+        (["--top-p", "2"], 2, "--top-p must be"),
+        (["-n", "-5"], 2, "-n must be"),
         (["--stop", ""], 2, "stop"),
-        (["--logprobs", "65"], 2, "logprobs"),
+        (["--logprobs", "65"], 2, "--logprobs must be"),
     ],
 )
 def test_bad_values_are_refused(tiny: Path, args: list[str], code: int, part: str) -> None:

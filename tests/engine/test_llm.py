@@ -188,6 +188,26 @@ def test_wrong_params(llm: LLM) -> None:
         llm.generate("a", [RULES, RULES])
     with pytest.raises(ValueError, match="must be SamplingParams, not dict"):
         llm.stream("a", cast(Any, {"temperature": 1}))
+    with pytest.raises(ValueError, match="must be SamplingParams, or one for each prompt, not dict"):
+        llm.generate("a", cast(Any, {"temperature": 1}))
+    with pytest.raises(ValueError, match="lone surrogate"):
+        llm.generate("a", SamplingParams(stop="\udce9"))
+
+
+def test_logits_of_no_list(llm: LLM) -> None:
+    for wrong in (None, 5, "text", {}):
+        with pytest.raises(ValueError, match="token ids must be a list of integers"):
+            llm.logits(cast(Any, wrong))
+
+
+def test_loading_and_speed_are_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "pyedge"), LLM(path, max_model_len=64, threads=1) as llm:
+        llm.generate("a", RULES)
+        list(llm.stream("a", RULES))
+    load, *speeds = [record.getMessage() for record in caplog.records if record.name == "pyedge.llm"]
+    assert re.search(r"loaded in .* 1 threads, .* 16 KV pages of 16 tokens \(f16\), contexts of 64 tokens", load)
+    assert len(speeds) == 2
+    assert all("per second" in line for line in speeds)
 
 
 LARGE = np.zeros((100, 100))  # of whose text an error must not make many lines
@@ -356,5 +376,8 @@ def test_size_of_the_cache() -> None:
         plan(max_model_len=160, available=9_000)
     with pytest.raises(ValueError, match=r"kv_memory of 2,000 MB is more than the 1,000 MB"):
         plan(kv_bytes=2 * 10**9)
+    assert plan(max_model_len=112, kv_bytes=7_500) == (7, 112)
+    with pytest.raises(ValueError, match="holds 112 tokens, fewer than max_model_len 113; give 8000 bytes or more"):
+        plan(max_model_len=113, kv_bytes=7_500)
     with pytest.raises(ValueError, match="less than one page"):
         plan(kv_bytes=999)
