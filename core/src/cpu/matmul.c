@@ -66,8 +66,8 @@ PE_INLINE int32_t halves_bits(const pe_act_block *b) {
     return v;
 }
 
-// Adds unit u of a panel block, the panel's unit `at` (32 k), to sum [R], for those of the R tokens whose bit is set in `who`.
-// q, ab: the tokens' rows.
+// Adds unit u of a panel block, the panel's unit `at` (32 k), to sum [R], for those of the R tokens whose bit is set in
+// `who`. q, ab: the tokens' rows.
 PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R, const unsigned who,
                         const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
                         vf *sum) {
