@@ -21,11 +21,11 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Terminal:
-    def __init__(self, model: Path, home: Path, *args: str) -> None:
+    def __init__(self, model: Path, home: Path, *args: str, term: str = "xterm-256color") -> None:
         self.child = pexpect.spawn(
             sys.executable,
             [*PROGRAM[1:], "chat", str(model), *args],
-            env=environment(PYEDGE_HOME=str(home), TERM="xterm-256color", PROMPT_TOOLKIT_NO_CPR="1"),
+            env=environment(PYEDGE_HOME=str(home), TERM=term, PROMPT_TOOLKIT_NO_CPR="1"),
             cwd=ELSEWHERE,
             timeout=30,
             encoding="utf-8",
@@ -128,6 +128,20 @@ def test_stats_with_v(endless: Path, home: Path) -> None:
     terminal.sees(PROMPT)
     terminal.types("\x04")
     assert terminal.ends() == 0
+
+
+def test_a_dumb_terminal_gets_no_escapes(endless: Path, home: Path) -> None:
+    terminal = Terminal(endless, home, "--temp", "0", "-n", "8", term="dumb")
+    screen = ""
+    for keys in ("hi\n", "/nonsense\n", "/set\n", "\x04"):
+        terminal.sees("> ")
+        screen += terminal.child.before
+        terminal.types(keys)
+    assert terminal.ends() == 0
+    screen += terminal.child.before
+    assert "cut at 8 tokens" in screen
+    assert "temperature" in screen
+    assert "\x1b" not in screen
 
 
 def test_without_a_home_to_write_to_it_talks_all_the_same(endless: Path, tmp_path: Path) -> None:
