@@ -6,7 +6,7 @@ turn text without special tokens into ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,7 +36,9 @@ class TokenizerKind(Protocol):
 
     @property
     def add_bos(self) -> bool: ...  # where the file does not say
-    def encode(self, text: str) -> list[int]: ...  # of a text without special tokens
+    @property
+    def longest(self) -> int | None: ...  # no token stands for more characters; None: some stand in no token
+    def encode(self, text: str) -> Iterator[list[int]]: ...  # of a text without special tokens, piece by piece
     def token_bytes(self, token: int) -> bytes: ...  # of a token that is none
 
 
@@ -54,7 +56,10 @@ class Tokenizer:
         *,
         add_bos: bool | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        path: str | None = None,
     ) -> None:
+        """path: the file that errors name."""
+        self._path = path
         self._vocabulary = vocabulary
         self._kind = kind
         self._specials = SpecialTokens(vocabulary)
@@ -68,13 +73,24 @@ class Tokenizer:
     def from_gguf(cls, gguf: Metadata, pre: str | None = None) -> Tokenizer:
         """The tokenizer of a file. pre: how words are cut, in place of the file's `tokenizer.ggml.pre`.
 
-        Keeps nothing of gguf. Raises ModelError."""
+        Keeps nothing of gguf. Raises ModelError: `FILE: key: what is wrong; what to do`, if gguf has a path."""
+        path = getattr(gguf, "path", None)
+        try:
+            return cls._from_gguf(gguf, pre, path)
+        except ModelError as error:
+            if not path or str(error).startswith(path):  # the loader's own errors name the file
+                raise
+            raise ModelError(f"{path}: {error}") from None
+
+    @classmethod
+    def _from_gguf(cls, gguf: Metadata, pre: str | None, path: str | None) -> Tokenizer:
         model = gguf.get("tokenizer.ggml.model")
         if model is None:
             raise ModelError("tokenizer.ggml.model: missing; this file has no tokenizer, use a complete one")
         if not isinstance(model, str) or model not in _KINDS:
             raise ModelError(
-                f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported yet; only {', '.join(_KINDS)} is"
+                f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported yet, only {', '.join(_KINDS)} is; "
+                "use a model with a byte-level BPE tokenizer"
             )
         vocabulary = Vocabulary.from_gguf(gguf)
         add_bos = gguf.get("tokenizer.ggml.add_bos_token")
@@ -83,6 +99,7 @@ class Tokenizer:
             _KINDS[model](gguf, vocabulary, pre),
             add_bos=None if add_bos is None else bool(add_bos),
             chat_templates=_chat_templates(gguf),
+            path=path,
         )
 
     # ---- Vocabulary ----
@@ -108,6 +125,8 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for: UTF-8, or a part of it."""
+        if not hasattr(token, "__index__"):
+            raise ValueError(f"a token id must be an integer, not {type(token).__name__}")
         known = self._bytes.get(token)
         if known is None:
             if not 0 <= token < self.n_vocab:
@@ -120,24 +139,38 @@ class Tokenizer:
 
     # ---- Text ----
 
-    def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, special: bool = False, bos: bool | None = None, *, limit: int | None = None
+    ) -> list[int]:
         """Token ids. special: a control token's text is that token, else it is text. bos: begin with BOS; None: as the
-        file says."""
+        file says. limit: the most tokens there may be; more raise ValueError, as soon as that is certain.
+
+        A long text is encoded in pieces, with the same ids: memory is that of the ids, and Ctrl-C is seen between two
+        pieces. (A run without any letter or space is one piece, however long.)"""
         check_text(text)
-        ids: list[int] = []
+        ids = _Ids(limit, len(text))
         if self.bos_id is not None and (self.add_bos if bos is None else bos):
-            ids.append(self.bos_id)
+            ids.add([self.bos_id])
+        self._encode(text, special, ids)
+        return ids.ids
+
+    def _encode(self, text: str, special: bool, ids: _Ids) -> None:
         for run in self._specials.split(text, control=special):
             if isinstance(run, int):
-                ids.append(run)
-            else:
-                ids += self._kind.encode(run)
-        return ids
+                ids.add([run])
+                continue
+            if self._kind.longest is not None:
+                ids.foresee(len(run) // self._kind.longest)
+            for piece in self._kind.encode(run):
+                ids.add(piece)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD. skip_special: leave control tokens out."""
+        if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
+            raise ValueError(f"the token ids must be a list of integers, not {type(ids).__name__}")
         skipped = self.hidden_ids if skip_special else ()
-        return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode("utf-8", "replace")
+        texts = ((token, self.token_bytes(token)) for token in ids)  # this checks them
+        return b"".join(text for token, text in texts if token not in skipped).decode("utf-8", "replace")
 
     def detokenizer(self, skip_special: bool = True) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self, skip_special)
@@ -156,22 +189,26 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        limit: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation. A control token's text in a message stays text. kwargs: for the template.
+        """Token ids of a conversation. A control token's text in a message stays text. limit: as of encode. kwargs:
+        for the template.
 
         Raises ValueError for messages of a wrong form, and ChatTemplateError (a ValueError) where the template refuses
         them, is missing, wrong or too costly."""
         prompt = self._prompt(messages, tools, add_generation_prompt, kwargs)
-        ids: list[int] = []
+        ids = _Ids(limit, len(prompt.marked))
         for run in self._specials.split(prompt.marked, control=True):
             if isinstance(run, int):
-                ids.append(run)
+                ids.add([run])
             else:
-                ids += self.encode(run.replace(prompt.mark, ""), bos=False)
-        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        return ids
+                self._encode(run.replace(prompt.mark, ""), False, ids)
+        if self.add_bos and self.bos_id is not None and ids.ids[:1] != [self.bos_id]:
+            ids.ids.insert(0, self.bos_id)
+            ids.foresee(0)
+        return ids.ids
 
     def render_chat_template(
         self,
@@ -190,13 +227,22 @@ class Tokenizer:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Any],
     ) -> Prompt:
+        from pyedge.tokenizers.template_sandbox import ChatTemplateError, ChatTemplateRefusalError
+
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default")
         if template is None:
-            from pyedge.tokenizers.template_sandbox import ChatTemplateError
+            raise ChatTemplateError(f"{self._where}this model has no chat template; give it a plain prompt")
+        try:
+            return template.render(messages, tools, add_generation_prompt, **kwargs)
+        except ChatTemplateRefusalError:  # it is the messages that are to be changed
+            raise
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{self._where}{error}; give a plain prompt, or use another file") from None
 
-            raise ChatTemplateError("this model has no chat template; give it a plain prompt")
-        return template.render(messages, tools, add_generation_prompt, **kwargs)
+    @property
+    def _where(self) -> str:
+        return f"{self._path}: " if self._path else ""
 
     @cached_property
     def _templates(self) -> dict[str, ChatTemplate]:
@@ -207,6 +253,27 @@ class Tokenizer:
             name: ChatTemplate(source, self._specials.control, variables)
             for name, source in self.chat_templates.items()
         }
+
+
+class _Ids:
+    """Ids of a prompt, up to a limit."""
+
+    def __init__(self, limit: int | None, n_characters: int) -> None:
+        self.ids: list[int] = []
+        self._limit = limit
+        self._n_characters = n_characters
+
+    def add(self, ids: list[int]) -> None:
+        self.ids += ids
+        self.foresee(0)
+
+    def foresee(self, n: int) -> None:
+        """At least n are still to come."""
+        if self._limit is not None and len(self.ids) + n > self._limit:
+            raise ValueError(
+                f"the prompt has more than {self._limit} tokens, which is all that may be used; it is a text of "
+                f"{self._n_characters} characters, shorten it or use a larger context"
+            )
 
 
 def _chat_templates(gguf: Metadata) -> dict[str, str]:

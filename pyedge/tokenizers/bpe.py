@@ -7,11 +7,12 @@ before, and a token that is not ordinary text takes no part in merging, so text 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pyedge.errors import ModelError
-from pyedge.tokenizers.pretokenizers import PreTokenizer, pre_tokenizer
+from pyedge.tokenizers.pretokenizers import PreTokenizer, pieces, pre_tokenizer
 from pyedge.tokenizers.vocabulary import Metadata, TokenType, Vocabulary, read_texts
 
 if TYPE_CHECKING:
@@ -34,13 +35,23 @@ class BpeTokenizer:
         self.add_bos = rules.add_bos
         self._vocabulary = vocabulary
         self._library = _build(vocabulary, read_texts(gguf, "tokenizer.ggml.merges")[0], rules)
+        # A character of the byte alphabet is a byte, and of those a character of text has one at least.
+        self._longest = max(map(len, vocabulary.texts))
         characters = _byte_characters()
         self.missing_bytes = frozenset(b for b in _UTF8_BYTES if self._library.token_to_id(characters[b]) is None)
         self._warned = not self.missing_bytes
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text that holds no special token. A byte that has no token is left out, as in every other program:
-        some vocabularies lack rare control characters and unassigned planes."""
+    @property
+    def longest(self) -> int | None:
+        """No token stands for more characters than this; None: some characters stand in no token."""
+        return None if self.missing_bytes else self._longest
+
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Ids of a text that holds no special token, piece by piece. A byte that has no token is left out, as in every
+        other program: some vocabularies lack rare control characters and unassigned planes."""
+        return map(self._encode, pieces(text))
+
+    def _encode(self, text: str) -> list[int]:
         if not self._warned and not self.missing_bytes.isdisjoint(text.encode()):
             self._warned = True
             log.warning("the text has bytes for which this model has no token; they are left out")

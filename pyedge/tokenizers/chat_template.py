@@ -25,6 +25,7 @@ Message = Mapping[str, Any]
 
 _MAX_DEPTH = 64  # of JSON in messages and tools
 _PROBE = "pyedge asks"
+_PROBE_SECONDS = 0.25  # of processor time; a template takes milliseconds for a message of two words
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,17 @@ class ChatTemplate:
         inputs = {key: marks.protect(value, key) for key, value in inputs.items()}
         return Prompt(self._run(inputs, marks.mark, add_generation_prompt), marks.mark)
 
-    def _run(self, inputs: Mapping[str, Any], mark: str = "", add_generation_prompt: bool = False) -> str:
+    def _run(
+        self,
+        inputs: Mapping[str, Any],
+        mark: str = "",
+        add_generation_prompt: bool = False,
+        seconds: float | None = None,
+    ) -> str:
         from pyedge.tokenizers import template_sandbox
 
         variables = {**self._variables, **inputs, "add_generation_prompt": add_generation_prompt}
-        return template_sandbox.render(self.source, variables, mark)
+        return template_sandbox.render(self.source, variables, mark, seconds or template_sandbox.SECONDS)
 
     # ---- Messages ----
 
@@ -115,7 +122,9 @@ class ChatTemplate:
         from pyedge.tokenizers.template_sandbox import ChatTemplateError
 
         try:
-            return self._run({"messages": [{"role": "user", "content": content}], "tools": None})
+            return self._run(
+                {"messages": [{"role": "user", "content": content}], "tools": None}, seconds=_PROBE_SECONDS
+            )
         except ChatTemplateError:
             return None
 
@@ -172,7 +181,9 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def check_text(text: str, where: str = "the text") -> None:
-    """Raises ValueError for half a character, which no UTF-8 can hold."""
+    """Raises ValueError for what is no text, and for half a character, which no UTF-8 can hold."""
+    if not isinstance(text, str):
+        raise ValueError(f"{where} must be a str, not {type(text).__name__}; decode bytes, join lists")
     try:
         text.encode()
     except UnicodeEncodeError as error:

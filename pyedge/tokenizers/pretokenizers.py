@@ -1,11 +1,13 @@
 """How a BPE tokenizer cuts text into words before it merges: one row per `tokenizer.ggml.pre`.
 
-Owns the table and nothing else. A word is cut by the row's patterns in turn, each within what the former left. Only
-rows whose ids have been compared with llama.cpp's stand here.
+Owns the table, and where a long text can be cut with the same words in every row. A word is cut by the row's patterns
+in turn, each within what the former left. Only rows whose ids have been compared with llama.cpp's stand here.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyedge.errors import ModelError
@@ -57,3 +59,28 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         raise ModelError(
             f"tokenizer.ggml.pre: {name[:40]!r} is not known; if it cuts words like one of {known}, say --pre NAME"
         ) from None
+
+
+# ---- Pieces of a long text -------------------------------------------------------------------------------------------
+
+PIECE = 1 << 16  # characters; the library needs some 230 bytes for each
+
+# In every row a word ends here, whatever stands before and after: no pattern has a space after what is no white space,
+# nor anything but a letter after a letter, and none looks back. Only after white space do they look ahead, `(?!\S)`.
+# The letters and what follows them are of blocks that every version of Unicode sees alike.
+_LETTER = "A-Za-zΑ-ΡΣ-Ωα-ωА-яぁ-ゖァ-ヺ一-鿌가-힣"  # noqa: RUF001  (Greek and Cyrillic look like Latin)
+_CUT = re.compile(rf"[^\s\u180e](?= )|[{_LETTER}](?=[\t-\r!-@\[-`{{-~、。！，？])")  # noqa: RUF001
+
+
+def pieces(text: str, size: int | None = None) -> Iterator[str]:
+    """The text in pieces of about `size` characters, each of whole words; longer where it has no place to cut."""
+    size = PIECE if size is None else size
+    start = 0
+    while len(text) - start > size:
+        cut = _CUT.search(text, start + size - 1)
+        if cut is None:
+            break
+        yield text[start : cut.end()]
+        start = cut.end()
+    if start < len(text):
+        yield text[start:] if start else text

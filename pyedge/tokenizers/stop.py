@@ -24,6 +24,8 @@ class StopMatcher:
         self._shorter = [0]  # the state of the longest proper suffix
         self._length = [0]
         self._match = [0]  # length of the longest stop string that ends here, 0: none
+        if not isinstance(stops, Iterable):
+            raise ValueError(f"the stop strings must be a list of texts, not {type(stops).__name__}")
         for stop in [stops] if isinstance(stops, str) else stops:
             self._add(stop)
         self._link()

@@ -7,9 +7,10 @@ Jinja's sandbox guards names, not costs, and one operation can cost a gigabyte. 
     container, comparison, slice and `~` goes through a function of ours, as arithmetic, calls, attributes, filters and
     output already do. Statements that reach other templates, or that Jinja evaluates while it compiles, are refused and
     its optimizer is off: compiling evaluates nothing, and the length of the source bounds its cost.
-  - All that an operation makes is paid for from one amount of fuel, which bounds memory. The clock is looked at as the
-    fuel goes down, which bounds time. Operations that can make much more than they are given (`*`, `center`,
-    `replace`, ...) are checked before they run.
+  - All that an operation makes is paid for from one amount of fuel, which bounds memory. Operations that can make much
+    more than they are given (`*`, `center`, `replace`, ...) are checked before they run.
+  - The clock is looked at as fuel goes down, and before an operation by the size of all that it is given: searching
+    millions of characters makes nothing and takes long. So time ends within one operation, and one takes little.
   - No value weighs more than MAX_CHARS, and a container weighs its content each time that it occurs: a list that holds
     itself twice, thirty times over, is refused when it is made. So walking a value (text, JSON, ==) never takes long.
   - Attributes, filters, tests and globals are those listed here. No other exists.
@@ -21,6 +22,7 @@ import json
 import math
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -48,17 +50,21 @@ MAX_BITS = 4096  # of an integer
 MAX_WIDTH = 1000  # of padding, digits, indentation and numbers in text
 MAX_INDENT = 16  # of JSON
 MAX_ELIF = 200  # each is a level of recursion in Python's compiler
-MAX_NEEDLE = 256  # where Python's search takes the product of both lengths
+MAX_SEARCH = 1 << 26  # characters of text times those looked for, where Python's search takes the product
 FUEL = 1 << 26
 SECONDS = 2.0  # of processor time: a busy machine refuses nothing
 
 _TICK = 32  # fuel of a loop round or a call
 _ITEM = 16  # fuel, and weight, of an element beside its content
-_LOOK = 20_000  # fuel between two looks at the clock
+_LOOK = 20_000  # fuel and characters read between two looks at the clock
 
 
 class ChatTemplateError(ValueError):
     """A chat template cannot be used, or refuses the messages. The text is one line."""
+
+
+class ChatTemplateRefusalError(ChatTemplateError):
+    """The template is in order, and refuses these messages."""
 
 
 class _LimitError(Exception):
@@ -85,13 +91,13 @@ def check(source: str) -> None:
         raise ChatTemplateError(f"the chat template cannot be used: {text}") from None
 
 
-def render(source: str, variables: Mapping[str, Any], mark: str = "") -> str:
+def render(source: str, variables: Mapping[str, Any], mark: str = "", seconds: float = SECONDS) -> str:
     """The text that a template makes of plain variables: strings, numbers, None, lists and dicts.
 
     mark: a character that tojson and the printing of containers leave as it is. Raises ChatTemplateError.
     """
     check(source)
-    meter = _Meter(mark)
+    meter = _Meter(mark, seconds)
     token = _METER.set(meter)
     try:
         for value in variables.values():
@@ -105,7 +111,7 @@ def render(source: str, variables: Mapping[str, Any], mark: str = "") -> str:
             parts.append(part)
         return "".join(parts)
     except _RefusedError as error:
-        raise ChatTemplateError(f"the chat template refuses these messages: {_line(str(error), mark)}") from None
+        raise ChatTemplateRefusalError(f"the chat template refuses these messages: {_line(str(error), mark)}") from None
     except _LimitError as error:
         raise ChatTemplateError(f"the chat template was stopped: {error}") from None
     except RecursionError:
@@ -138,22 +144,38 @@ def _line(text: str, mark: str = "") -> str:
 
 
 class _Meter:
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, seconds: float) -> None:
         self.mark = mark
         self._fuel = FUEL
-        self._look_at = FUEL
-        self._end = time.thread_time() + SECONDS
+        self._unseen = 0  # fuel and characters read since the last look at the clock
+        self._seconds = seconds
+        self._end = time.thread_time() + seconds
         # Weight and depth of the containers seen, by identity; each is kept, so that no other takes its identity.
         self._known: dict[int, tuple[int, int, object]] = {}
 
     def tick(self, cost: int = _TICK) -> None:
         self._fuel -= cost
-        if self._fuel < self._look_at:
-            self._look_at = self._fuel - _LOOK
-            if self._fuel < 0:
-                raise _LimitError("it makes more text and lists than a prompt needs")
+        if self._fuel < 0:
+            raise _LimitError("it makes more text and lists than a prompt needs")
+        self.work(cost)
+
+    def work(self, cost: int = _TICK) -> None:
+        """Time that makes nothing."""
+        self._unseen += cost
+        if self._unseen > _LOOK:
+            self._unseen = 0
             if time.thread_time() > self._end:
-                raise _LimitError(f"it takes more than {SECONDS:g} s")
+                raise _LimitError(f"it takes more than {self._seconds:g} s")
+
+    def read(self, *values: Any) -> None:
+        """An operation is about to go through these."""
+        size = _ITEM
+        for value in values:
+            if isinstance(value, (str, range)):
+                size += len(value)
+            elif isinstance(value, (list, tuple, dict)):
+                size += self.weigh(value)
+        self.work(size)
 
     def made(self, value: Any) -> Any:
         """The value, paid for."""
@@ -236,6 +258,7 @@ def _repr(value: Any) -> str:
         return "(" + ", ".join(map(_repr, value)) + (",)" if len(value) == 1 else ")")
     mark = _METER.get().mark
     if isinstance(value, str) and mark and mark in value:
+        _METER.get().work(len(value))
         letter = next(c for c in map(chr, range(0x4E00, 0x9FFF)) if c not in value)
         return repr(value.replace(mark, letter)).replace(letter, mark)
     return repr(value)
@@ -255,9 +278,13 @@ def _json(
         meter.tick(len(part))
         parts.append(part)
     text = "".join(parts)
-    if ensure_ascii:
-        text = re.sub(r"[^\x00-\x7e]", lambda c: c[0] if c[0] == meter.mark else json.dumps(c[0])[1:-1], text)
-    return text
+    return re.sub(r"[^\x00-\x7e]", _json_escape, text) if ensure_ascii else text
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    meter, character = _METER.get(), match[0]
+    meter.work()
+    return character if character == meter.mark else json.dumps(character)[1:-1]
 
 
 def _from_json(text: Any) -> Any:
@@ -265,6 +292,7 @@ def _from_json(text: Any) -> Any:
 
 
 def _number(text: str) -> int:
+    _METER.get().work()
     _narrow(len(text))
     return int(text)
 
@@ -302,10 +330,11 @@ _PERCENT = re.compile(
 
 def _percent(form: str, values: Any) -> str:
     """`form % values`, with bounded widths, each field paid for."""
-    left = list(values) if isinstance(values, tuple) else [values]
+    left = deque(values if isinstance(values, tuple) else (values,))
     meter = _METER.get()
 
     def field(match: re.Match[str]) -> str:
+        meter.work()
         spec = match["spec"]
         if spec is None:
             raise ValueError(f"unsupported format in {_line(form)[:60]!r}")
@@ -317,7 +346,7 @@ def _percent(form: str, values: Any) -> str:
             value = values[match["key"]]
             left.clear()
         elif left:
-            value = left.pop(0)
+            value = left.popleft()
         else:
             raise TypeError("not enough arguments for format string")
         if spec.endswith(("s", "r")):
@@ -375,9 +404,19 @@ def _pad(name: str, text: str, width: int, *fill: str) -> str:
 
 def _search(name: str, text: str, *args: Any, **kwargs: Any) -> Any:
     for needle in (*args, *kwargs.values()):
-        if isinstance(needle, str) and len(needle) > MAX_NEEDLE:
-            raise _LimitError(f"it searches for more than {MAX_NEEDLE} characters in {name}")
+        if isinstance(needle, str) and len(needle) * len(text) > MAX_SEARCH:
+            raise _LimitError(f"it searches {len(text)} characters for {len(needle)} others with {name}")
     return getattr(text, name)(*args, **kwargs)
+
+
+def _title(text: str) -> str:
+    """Jinja's, a word at a time: it would make a list of millions."""
+
+    def word(match: re.Match[str]) -> str:
+        _METER.get().work()
+        return match[0][0].upper() + match[0][1:].lower()
+
+    return re.sub(r"[^-\s({\[<]+", word, text)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -449,13 +488,15 @@ def _now(form: str) -> str:
 class _Function:
     """A function that templates may call. Nothing else in a template is callable but its own macros."""
 
-    __slots__ = ("_run",)
+    __slots__ = ("_bound", "_run")
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., Any], *bound: Any) -> None:
         self._run = run
+        self._bound = bound  # what a method is of
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+        _METER.get().read(*self._bound, *args, *kwargs.values())
+        return self._run(*self._bound, *args, **kwargs)
 
 
 def _methods(names: str, of: type) -> dict[str, Callable[..., Any]]:
@@ -496,11 +537,24 @@ def _methods_of(value: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _filter_of_text(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda value, *args, **kwargs: _METER.get().made(run(_text(value), *args, **kwargs))
+    return _filter(lambda value, *args, **kwargs: run(_text(value), *args, **kwargs))
 
 
 def _filter(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _METER.get().made(run(*args, **kwargs))
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        meter = _METER.get()
+        meter.read(*args, *kwargs.values())
+        return meter.made(run(*args, **kwargs))
+
+    return metered
+
+
+def _test(run: Any) -> Callable[..., Any]:
+    def metered(*args: Any) -> Any:
+        _METER.get().read(*args)
+        return run(*args)
+
+    return metered
 
 
 def _jinja_filter(name: str, *, sequence: bool = True) -> Callable[..., Any]:
@@ -510,11 +564,13 @@ def _jinja_filter(name: str, *, sequence: bool = True) -> Callable[..., Any]:
 
     @wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        _METER.get().tick()
+        meter = _METER.get()
+        meter.tick()
+        meter.read(*args[at:], *kwargs.values())
         if sequence:
             args = (*args[:at], _items(args[at] or ()), *args[at + 1 :])  # of None Jinja makes nothing, too
         result = run(*args, **kwargs)
-        return _METER.get().made(_collect(result) if isinstance(result, Iterator) else result)
+        return meter.made(_collect(result) if isinstance(result, Iterator) else result)
 
     return guarded
 
@@ -526,6 +582,11 @@ def _tick_filter(cost: int) -> bool:
 
 def _step_filter(value: Any) -> Any:
     _METER.get().tick(_TICK)
+    return value
+
+
+def _read_filter(value: Any) -> Any:
+    _METER.get().read(value)
     return value
 
 
@@ -553,18 +614,19 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "reverse": _filter(lambda values: values[::-1] if isinstance(values, str) else list(_items(values))[::-1]),
     "round": _filter(_round),
     "sum": _filter(_sum),
-    "title": _filter_of_text(FILTERS["title"]),
+    "title": _filter_of_text(_title),
     "tojson": _filter(_json),
     "trim": _filter_of_text(lambda text, chars=None: _search("strip", text, chars)),
     "wordcount": _filter_of_text(lambda text: len(text.split())),
     # For rewritten templates. An author could reach them as strings, as in map(" tick"), and gain nothing.
     " concat": _filter(lambda values: _join("", values)),
     " made": _filter(lambda value: value),
+    " read": _read_filter,
     " step": _step_filter,
     " tick": _tick_filter,
 }
 _TESTS = {
-    name: TESTS[name]
+    name: _test(TESTS[name])
     for name in (
         "!=", "<", "<=", "==", ">", ">=", "boolean", "defined", "divisibleby", "eq", "equalto", "even", "false",
         "float", "ge", "greaterthan", "gt", "in", "integer", "iterable", "le", "lessthan", "lt", "mapping", "ne",
@@ -625,7 +687,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """`obj[argument]`: an element, else a method."""
-        _METER.get().tick(1)
+        meter = _METER.get()
+        meter.tick(1)
+        if isinstance(argument, (str, tuple)):  # hashed
+            meter.read(argument)
         if isinstance(obj, Undefined):
             return obj[argument]  # raises its own error
         if isinstance(obj, (str, list, tuple, dict, range)):
@@ -648,6 +713,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def binary(self, operator: str, left: Any, right: Any) -> Any:
         meter = _METER.get()
+        meter.read(left, right)
         for value in (left, right):
             if isinstance(value, Undefined):
                 value + 0  # raises its own error
@@ -670,7 +736,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return False, None
         run = _methods_of(obj).get(name)
         if run is not None:
-            return True, _Function(partial(run, obj))
+            return True, _Function(run, obj)
         if name.startswith("_"):
             return False, None
         if isinstance(obj, (Namespace, Undefined)):  # an Undefined raises its own error here
@@ -763,15 +829,25 @@ class _Rewriter(NodeTransformer):
         self.generic_visit(node)
         return _call("concat", nodes.List(node.nodes, lineno=node.lineno), node.lineno)
 
-    def visit_Compare(self, node: nodes.Expr) -> nodes.Node:
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
+        node.expr = _read(node.expr)
+        for operand in node.ops:
+            operand.expr = _read(operand.expr)
         return _call("step", node, node.lineno)
 
-    visit_Test = visit_Compare
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("step", node, node.lineno)
 
 
 def _call(name: str, value: nodes.Expr | None, lineno: int) -> nodes.Filter:
     return nodes.Filter(value, " " + name, [], [], None, None, lineno=lineno)
+
+
+def _read(value: nodes.Expr) -> nodes.Expr:
+    short = isinstance(value, nodes.Const) and not isinstance(value.value, str)
+    return value if short else _call("read", value, value.lineno)
 
 
 def _tick(at: nodes.Node, cost: int = _TICK) -> nodes.Filter:

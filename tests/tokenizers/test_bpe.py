@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyedge.errors import ModelError
-from pyedge.tokenizers import Tokenizer
+from pyedge.tokenizers import Tokenizer, pretokenizers
+from pyedge.tokenizers.bpe import BpeTokenizer
 from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
 from pyedge.tokenizers.vocabulary import longest_of
 
@@ -44,6 +45,86 @@ def test_decoding_gives_the_text_back(make: Make, pre: str) -> None:
         assert special or not tokenizer.hidden_ids.intersection(ids)
 
     check()
+
+
+# fmt: off
+AT_CUTS = ("a", "Z", "é", "日", "ー", "한", " ", "  ", "\n", "\r\n", "\t", "1", "٣", "'s", "'", ".", "。", "_", "-",
+           "$", "\u0301", "\u180e", "\x1c", "\xa0", "\u3000", "ſ", "😀", "</think>", "<|im_end|>")  # noqa: RUF001
+# fmt: on
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_pieces_have_the_ids_of_the_whole(make: Make, pre: str) -> None:
+    tokenizer = make(pre=pre)
+
+    @settings(max_examples=300, deadline=None)
+    @given(parts=st.lists(st.one_of(st.sampled_from(AT_CUTS), st.characters(exclude_categories=["Cs"])), max_size=24))
+    def check(parts: list[str]) -> None:
+        text = "".join(parts)
+        assert "".join(pretokenizers.pieces(text, 1)) == text
+        whole = tokenizer.encode(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pretokenizers, "PIECE", 1)
+            assert tokenizer.encode(text) == whole
+
+    check()
+
+
+@pytest.mark.parametrize("word", ["word ", "日本語。", "x1", '{"key":[12,34]},', "Line\n", "Привет, "])
+def test_ordinary_text_has_places_to_cut(word: str) -> None:
+    cut = list(pretokenizers.pieces(word * 5000, 100))
+    assert max(map(len, cut)) < 120
+    assert "".join(cut) == word * 5000
+
+
+@pytest.mark.parametrize("text", ["word " * 200_000, "a" * 1_000_000, "1" * 1_000_000, "<|im_end|>" * 100_000])
+def test_a_limit_ends_it_early(make: Make, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make()
+    given_out: list[int] = []
+    encode = BpeTokenizer._encode
+
+    def counted(self: BpeTokenizer, piece: str) -> list[int]:
+        given_out.append(len(piece))
+        return encode(self, piece)
+
+    monkeypatch.setattr(BpeTokenizer, "_encode", counted)
+    for run in (
+        lambda: tokenizer.encode(text, special=True, limit=1000),
+        lambda: tokenizer.apply_chat_template([{"role": "user", "content": text}], limit=1000),
+    ):
+        with pytest.raises(ValueError, match=r"more than 1000 tokens.*it is a text of 1[01]\d+ characters") as caught:
+            run()
+        assert "\n" not in str(caught.value)
+    assert sum(given_out) < 2 * pretokenizers.PIECE
+
+
+def test_the_limit_is_the_most_there_may_be(make: Make) -> None:
+    tokenizer, messages = make(add_bos_token=True), [{"role": "user", "content": "a<think>b"}]
+    n = len(tokenizer.encode("a b c</think> d"))
+    assert len(tokenizer.encode("a b c</think> d", limit=n)) == n
+    with pytest.raises(ValueError, match=f"more than {n - 1} tokens"):
+        tokenizer.encode("a b c</think> d", limit=n - 1)
+    n = len(tokenizer.apply_chat_template(messages))
+    assert len(tokenizer.apply_chat_template(messages, limit=n)) == n
+    with pytest.raises(ValueError, match=f"more than {n - 1} tokens"):
+        tokenizer.apply_chat_template(messages, limit=n - 1)
+
+
+@pytest.mark.parametrize("text", [None, b"a", 5, ["a"]])
+def test_only_text_is_encoded(make: Make, text: Any) -> None:
+    with pytest.raises(ValueError, match=f"the text must be a str, not {type(text).__name__}"):
+        make().encode(text)
+
+
+@pytest.mark.parametrize("ids", [None, 5, "1", b"1", {1: 2}, ["a"], [None], [[1]], [1.0]])
+def test_only_ids_are_decoded(make: Make, ids: Any) -> None:
+    tokenizer = make()
+    tokenizer.decode([0, 1])
+    for skip in (False, True):
+        with pytest.raises(
+            ValueError, match=r"^(a token id must be an integer|the token ids must be a list of integers), not \w+$"
+        ):
+            tokenizer.decode(ids, skip_special=skip)
 
 
 def test_nothing_is_stripped_or_normalised(make: Make) -> None:
@@ -267,6 +348,30 @@ def test_refused(make: Make, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         make(**changes)
     assert "\n" not in str(caught.value)
+
+
+class File(dict[str, Any]):
+    path = "some/model.gguf"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "llama"},
+        {"model": None},
+        {"pre": "nonesuch"},
+        {"tokens": []},
+        {"token_type": [1]},
+        {"merges": []},
+        {"merges": ["x nonesuch"]},
+        {"tokens": 5},
+    ],
+)
+def test_errors_begin_with_the_file(metadata: dict[str, Any], changes: dict[str, Any]) -> None:
+    file = File({**metadata, **{f"tokenizer.ggml.{k}": v for k, v in changes.items()}})
+    with pytest.raises(ModelError, match=r"^some/model\.gguf: tokenizer\.ggml\.\w+: .*[;,] .*") as caught:
+        Tokenizer.from_gguf(file)
+    assert str(caught.value).count("some/model.gguf") == 1
 
 
 def test_pre_can_be_given(metadata: dict[str, Any]) -> None:

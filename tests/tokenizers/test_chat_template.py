@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -303,6 +304,43 @@ def test_a_wrong_template_is_said_when_it_is_used(make: Make) -> None:
     assert tokenizer.chat_template
     with pytest.raises(ChatTemplateError, match="wrong in line 1"):
         tokenizer.apply_chat_template(user("hi"))
+
+
+class File(dict[str, Any]):
+    path = "some/model.gguf"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for %}",
+        "{{ 'a' * 99999999 }}",
+        "{{ 1 + none }}",
+        None,
+        "{% for i in range(99999) %}{{ i }}{% endfor %}" * 99,
+    ],
+)
+def test_errors_begin_with_the_file(metadata: dict[str, Any], template: str | None) -> None:
+    tokenizer = Tokenizer.from_gguf(File({**metadata, "tokenizer.chat_template": template}))
+    with pytest.raises(ChatTemplateError, match=r"^some/model\.gguf: .*; give (it )?a plain prompt") as caught:
+        tokenizer.apply_chat_template(user("hi"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_is_about_the_messages(metadata: dict[str, Any]) -> None:
+    tokenizer = Tokenizer.from_gguf(File({**metadata, "tokenizer.chat_template": "{{ raise_exception('No system') }}"}))
+    with pytest.raises(ChatTemplateError, match=r"^the chat template refuses these messages: No system$"):
+        tokenizer.apply_chat_template(user("hi"))
+
+
+def test_asking_a_template_what_it_takes_costs_no_more_than_using_it(make: Make) -> None:
+    tokenizer = make(
+        "{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set x = s | trim('a') == s %}{% endfor %}"
+    )
+    start = time.process_time()
+    with pytest.raises(ChatTemplateError, match="more than 2 s"):
+        tokenizer.apply_chat_template(user("hi"))
+    assert time.process_time() - start < 4
 
 
 def test_whitespace_and_slices(make: Make) -> None:

@@ -66,7 +66,7 @@ def test_nothing_follows_a_stop() -> None:
     assert [matcher.push("a.b"), matcher.push("c"), matcher.finish(), matcher.stopped] == ["a", "", "", True]
 
 
-@pytest.mark.parametrize("stops", [[""], ["a", ""], [1], [None]])
+@pytest.mark.parametrize("stops", [[""], ["a", ""], [1], [None], None, 5, b"a"])
 def test_refused(stops: list[str]) -> None:
     with pytest.raises(ValueError, match="stop string"):
         StopMatcher(stops)

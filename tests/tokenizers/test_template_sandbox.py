@@ -232,6 +232,31 @@ HOSTILE = {
     "raise": "{{ raise_exception('a' * 4000000) }}",
 }  # fmt: skip
 
+# Operations that make nothing, or little, of much: each repeated until the clock says no.
+BIG = (
+    "{% set s = 'a' * 4000000 %}{% set t = 'a' * 3999999 ~ 'a' %}{% set words = 'aa ' * 1000000 %}"
+    "{% set l = range(99999) | list %}{% set l2 = range(99999) | list %}{% set d = dict(a=1) %}"
+    "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}{% endmacro %}"
+    "{% macro nothing() %}{% endmacro %}"
+)
+SLOW = [
+    "s | trim('a')", "s.strip('a')", "s.strip()", "s.rstrip('ab')", "s.count('ab')", "s.find('b')", "s.rfind('b')",
+    "s.isalpha()", "s.endswith((s, t))", "s.split('b')", "s.rsplit('b')", "s.partition('b')", "s.replace('b', 'c')",
+    "s | replace('b', 'c')", "'b' in s", "'b' not in s", "s is in ['b', t]", "s == t", "s != t", "s < t",
+    "'a' < 'b' < s < t", "s is eq t", "s is lt t", "[s] == [t]", "'x' in l", "l == l2", "l < l2", "(l, 1) == (l2, 2)",
+    "l.count('x')", "l.index(99998)", "1.5 in range(100000)", "l | max", "l | min", "l | sum", "l | sort | first",
+    "l | unique | first", "l | first", "l | last", "l | length", "words[:200000] | max",
+    "words[:200000] | list | max", "[t] | select('eq', s) | list", "l | select('in', l2) | first",
+    "l | map('string') | first", "l | join | int", "l | reject('odd') | first", "words | wordcount",
+    "words | title | first", "words.split() | length", "words[:600000].split() | length", "words | upper | length",
+    "words | indent(2) | length", "l | string | length", "l | tojson | length",
+    "('é' * 400000) | tojson(ensure_ascii=true)", "words.title()", "l | tojson | from_json", "'%%' * 2000000 % 1",
+    "('%s' * 99999) | format(*l)", "'{}'.format(s)", "d[s]", "d[(s, t)]", "d.get(t)", "d.get((s, t))", "s | int",
+    "s | float", "s | e", "s ~ ''", "s + ''", "s[::-1]", "s | reverse", "l[::-1]", "dict(a=l)", "f(40)", "nothing()",
+    "s is string", "s is iterable", "s is sameas t", "[s, t] | map('trim', 'a') | list", "[s, t] | sort",
+    "[s, t] | unique | list", "{'a': s} == {'a': t}", "s | default(t)", "s | d",
+]  # fmt: skip
+
 
 def plain_jinja() -> jinja2.Environment:
     """Jinja with the settings and helpers that chat templates are written for."""
@@ -275,6 +300,27 @@ def test_stopped(bombs: Run, name: str) -> None:
     assert error is not None
     assert "\n" not in error
     assert len(error) < 1000
+
+
+@pytest.mark.parametrize("expression", SLOW)
+def test_time_is_bounded_whatever_is_read(expression: str) -> None:
+    source = BIG + "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = " + expression + " %}"
+    start = time.thread_time()
+    with pytest.raises(ChatTemplateError) as caught:
+        render(source + "{% endfor %}{% endfor %}", {}, seconds=0.2)
+    assert time.thread_time() - start < 1.5
+    assert "was stopped" in str(caught.value)
+
+
+def test_a_method_kept_in_a_variable_pays_too() -> None:
+    source = BIG + "{% set count = s.count %}{% for i in range(99999) %}{% set x = count('ab') %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match=r"more than 0\.1 s"):
+        render(source, {}, seconds=0.1)
+
+
+def test_title_is_that_of_jinja() -> None:
+    text = "one tWO-three (four) [five {six <seven\teight\n'nine' élan ǆ ß-ß 1a"
+    assert render("{{ x | title }}", {"x": text}) == plain_jinja().from_string("{{ x | title }}").render(x=text)
 
 
 def test_nothing_got_out(bombs: Run) -> None:
