@@ -39,6 +39,7 @@ PAGE_SIZES = (8, 16, 32)
 MAX_PER_STEP = 65536  # tokens, and sequences
 MAX_PAGES = 2**28
 MAX_BYTES = 2**62
+_LONG_TOKEN = 32  # characters; a text whose tokens were all that long would be an odd one
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -237,7 +238,9 @@ class LLM:
             return prompt["prompt_token_ids"]  # the engine checks them
         if not isinstance(prompt, str):
             raise ValueError(f"a prompt must be text or {{'prompt_token_ids': [...]}}, not {type(prompt).__name__}")
-        ids = self.tokenizer.encode(prompt, special=True)
+        # A count is not worth seconds where nothing can fit; of what nearly fits, the engine says how many there are.
+        hopeless = len(prompt) > _LONG_TOKEN * self.max_model_len
+        ids = self.tokenizer.encode(prompt, special=True, limit=self.max_model_len if hopeless else None)
         if not ids and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id]
         if not ids:

@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -179,6 +180,15 @@ def test_wrong_prompts(llm: LLM, prompt: Any, said: str) -> None:
             use(prompt, RULES)
     with pytest.raises(ValueError, match=said):
         llm.generate(["fine", prompt] if not isinstance(prompt, list) else ["fine", *prompt], RULES)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read_through(llm: LLM) -> None:
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="more than 256 tokens"):
+        llm.generate("Hello world. " * 2_000_000, RULES)
+    assert time.perf_counter() - start < 5
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, the context is 256"):
+        llm.generate("Hello world. " * 256, RULES)
 
 
 def test_wrong_params(llm: LLM) -> None:
