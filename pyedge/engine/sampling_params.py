@@ -99,8 +99,7 @@ class SamplingParams:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name} must be an integer{' or None' if optional else ''}, not {shown(value)}")
         if not low <= int(value) <= high:
-            upper = f"to {high}" if high != 2**31 - 1 else "up"
-            raise ValueError(f"{name} must be from {low} {upper}, not {shown(value)}")
+            raise ValueError(f"{name} must be from {low} to {high}, not {shown(value)}")
         self._set(name, int(value))
 
 
