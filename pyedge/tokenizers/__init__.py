@@ -36,8 +36,7 @@ class TokenizerKind(Protocol):
 
     @property
     def add_bos(self) -> bool: ...  # where the file does not say
-    @property
-    def longest(self) -> int | None: ...  # no token stands for more characters; None: some stand in no token
+    def fewest(self, text: str) -> int: ...  # tokens that the text has at least, found at once
     def encode(self, text: str) -> Iterator[list[int]]: ...  # of a text without special tokens, piece by piece
     def token_bytes(self, token: int) -> bytes: ...  # of a token that is none
 
@@ -159,8 +158,8 @@ class Tokenizer:
             if isinstance(run, int):
                 ids.add([run])
                 continue
-            if self._kind.longest is not None:
-                ids.foresee(len(run) // self._kind.longest)
+            if ids.limit is not None:
+                ids.foresee(self._kind.fewest(run))
             for piece in self._kind.encode(run):
                 ids.add(piece)
 
@@ -260,7 +259,7 @@ class _Ids:
 
     def __init__(self, limit: int | None, n_characters: int) -> None:
         self.ids: list[int] = []
-        self._limit = limit
+        self.limit = limit
         self._n_characters = n_characters
 
     def add(self, ids: list[int]) -> None:
@@ -269,9 +268,9 @@ class _Ids:
 
     def foresee(self, n: int) -> None:
         """At least n are still to come."""
-        if self._limit is not None and len(self.ids) + n > self._limit:
+        if self.limit is not None and len(self.ids) + n > self.limit:
             raise ValueError(
-                f"the prompt has more than {self._limit} tokens, which is all that may be used; it is a text of "
+                f"the prompt has more than {self.limit} tokens, which is all that may be used; it is a text of "
                 f"{self._n_characters} characters, shorten it or use a larger context"
             )
 

@@ -35,16 +35,14 @@ class BpeTokenizer:
         self.add_bos = rules.add_bos
         self._vocabulary = vocabulary
         self._library = _build(vocabulary, read_texts(gguf, "tokenizer.ggml.merges")[0], rules)
-        # A character of the byte alphabet is a byte, and of those a character of text has one at least.
-        self._longest = max(map(len, vocabulary.texts))
+        self._longest = max(1, *map(len, vocabulary.texts))  # in bytes: a character of the byte alphabet is one
         characters = _byte_characters()
         self.missing_bytes = frozenset(b for b in _UTF8_BYTES if self._library.token_to_id(characters[b]) is None)
         self._warned = not self.missing_bytes
 
-    @property
-    def longest(self) -> int | None:
-        """No token stands for more characters than this; None: some characters stand in no token."""
-        return None if self.missing_bytes else self._longest
+    def fewest(self, text: str) -> int:
+        """The text has no fewer tokens than this. Counting what it has takes a thousand times as long."""
+        return -(-len(text.encode().translate(None, bytes(self.missing_bytes))) // self._longest)
 
     def encode(self, text: str) -> Iterator[list[int]]:
         """Ids of a text that holds no special token, piece by piece. A byte that has no token is left out, as in every

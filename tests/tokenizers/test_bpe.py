@@ -98,6 +98,18 @@ def test_a_limit_ends_it_early(make: Make, text: str, monkeypatch: pytest.Monkey
     assert sum(given_out) < 2 * pretokenizers.PIECE
 
 
+def test_no_text_has_fewer_tokens_than_foreseen(make: Make, metadata: dict[str, Any]) -> None:
+    tokens = ["unused" if token == "ą" else token for token in metadata["tokenizer.ggml.tokens"]]
+    for tokenizer in (make(), make(tokens=tokens)):
+
+        @settings(deadline=None)
+        @given(st.one_of(st.text(), st.sampled_from(metadata["tokenizer.ggml.tokens"]), st.just("\x05é" * 300)))
+        def check(text: str, tokenizer: Tokenizer = tokenizer) -> None:
+            assert tokenizer._kind.fewest(text) <= len(tokenizer.encode(text)) or "</" in text or "<think>" in text
+
+        check()
+
+
 def test_the_limit_is_the_most_there_may_be(make: Make) -> None:
     tokenizer, messages = make(add_bos_token=True), [{"role": "user", "content": "a<think>b"}]
     n = len(tokenizer.encode("a b c</think> d"))
