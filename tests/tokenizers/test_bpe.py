@@ -98,16 +98,17 @@ def test_a_limit_ends_it_early(make: Make, text: str, monkeypatch: pytest.Monkey
     assert sum(given_out) < 2 * pretokenizers.PIECE
 
 
-def test_no_text_has_fewer_tokens_than_foreseen(make: Make, metadata: dict[str, Any]) -> None:
-    tokens = ["unused" if token == "ą" else token for token in metadata["tokenizer.ggml.tokens"]]
-    for tokenizer in (make(), make(tokens=tokens)):
+@pytest.mark.parametrize("lacking", ["", "ą"])  # U+0105 is byte 5
+def test_no_text_has_fewer_tokens_than_foreseen(make: Make, metadata: dict[str, Any], lacking: str) -> None:
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokenizer = make(tokens=["unused" if token == lacking else token for token in tokens])
 
-        @settings(deadline=None)
-        @given(st.one_of(st.text(), st.sampled_from(metadata["tokenizer.ggml.tokens"]), st.just("\x05é" * 300)))
-        def check(text: str, tokenizer: Tokenizer = tokenizer) -> None:
-            assert tokenizer._kind.fewest(text) <= len(tokenizer.encode(text)) or "</" in text or "<think>" in text
+    @settings(deadline=None)
+    @given(text=st.one_of(st.text(), st.sampled_from(tokens), st.just("\x05é" * 300)))
+    def check(text: str) -> None:
+        assert tokenizer._kind.fewest(text) <= len([i for ids in tokenizer._kind.encode(text) for i in ids])
 
-        check()
+    check()
 
 
 def test_the_limit_is_the_most_there_may_be(make: Make) -> None:
