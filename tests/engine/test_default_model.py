@@ -4,8 +4,6 @@ characters over several tokens, page edges, and Ctrl-C in a long prompt."""
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program import python
 
 from pyedge import LLM, SamplingParams
 
@@ -131,9 +130,8 @@ print(json.dumps([resident, pages * _core.page_bytes(llm._weights, config.page_s
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_resident_memory(smollm2_path: Path) -> None:
     """The file's size and 10 %, 120 MB for all else, and the keys and values there are: not those there may be."""
-    done = subprocess.run(
-        [sys.executable, "-c", RESIDENT, str(smollm2_path)], check=True, capture_output=True, text=True, timeout=600
-    )
+    done = python("-c", RESIDENT, str(smollm2_path), timeout=300)
+    assert done.returncode == 0, done.stderr
     resident, kv, text = json.loads(done.stdout)
     assert text
     assert resident <= 1.10 * smollm2_path.stat().st_size + 120e6 + kv, f"{resident / 1e6:.0f} MB, {kv / 1e6:.1f} of KV"

@@ -1,10 +1,9 @@
 """The scheduler's decisions, one by one. That they add up is tested with a whole engine, in test_engine.py."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from program import python
 
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import Request, Status
@@ -45,7 +44,7 @@ def add(s: Scheduler, *requests: Request) -> None:
 
 def test_imports_no_numpy() -> None:
     code = "import sys, pyedge.engine.scheduler; sys.exit('numpy' in sys.modules or 'pyedge._core' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_long_prompts_are_cut_and_next_tokens_come_first() -> None:

@@ -22,7 +22,9 @@ def environment(**changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(pyedge.__file__).parents[1])} | changes
 
 
-def python(*args: str, env: Mapping[str, str] | None = None, given: str = "") -> subprocess.CompletedProcess[str]:
+def python(
+    *args: str, env: Mapping[str, str] | None = None, given: str = "", timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     """Python with these arguments and this standard input."""
     return subprocess.run(
         [sys.executable, *args],
@@ -31,7 +33,7 @@ def python(*args: str, env: Mapping[str, str] | None = None, given: str = "") ->
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
     )
 
 

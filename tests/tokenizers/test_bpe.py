@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from program import python
 
 from pyedge.errors import ModelError
 from pyedge.tokenizers import Tokenizer, pretokenizers
@@ -331,7 +330,7 @@ def test_importing_it_imports_no_library() -> None:
         "import sys, pyedge.tokenizers as t; t.Tokenizer; t.StopMatcher;"
         "print(sorted({'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert python("-c", code).stdout == "[]\n"
 
 
 # ---- Files that are wrong --------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -288,8 +287,11 @@ class Run:
 
 @pytest.fixture(scope="module")
 def bombs() -> Run:
+    from program import python  # here: as a program of its own, this file has no helpers
+
     code = f"import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    done = python("-c", code, timeout=300)
+    assert done.returncode == 0, done.stderr
     return Run(**json.loads(done.stdout))
 
 

@@ -243,10 +243,11 @@ typedef struct tiles {
     static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
 
 // The pairs of class and scales that formats.def has.
-#define PE_QUANTIZED(X)                                                                                                \
-    X(U2, K16M)                                                                                                        \
-    X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) X(I8, D) X(IQ4, D) X(IQ4, K32) \
-        X(FP4, E8)
+// clang-format off
+#define PE_QUANTIZED(X) \
+    X(U2, K16M) X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) \
+    X(I8, D) X(IQ4, D) X(IQ4, K32) X(FP4, E8)
+// clang-format on
 #define PE_TILES(cls, scales) INTEGER_TILES(cls##_##scales, PE_CLASS_##cls, PE_SCALES_##scales)
 PE_QUANTIZED(PE_TILES)
 FLOAT_TILES(f32, PE_CLASS_F32)
