@@ -61,8 +61,8 @@ def test_reference_path_is_the_reference(reference: pyedge.LLM, case: dict[str, 
 
 
 def test_default_path_is_near_the_reference(fast: pyedge.LLM) -> None:
-    """llama.cpp's mean is 0.095 on the same file."""
-    assert np.concatenate([differences(fast, case) for case in CASES]).mean() <= 0.105
+    """0.053; llama.cpp's mean is 0.095 on the same file, and ours 0.094 without second terms (PE_FINE_ABOVE)."""
+    assert np.concatenate([differences(fast, case) for case in CASES]).mean() <= 0.06
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))

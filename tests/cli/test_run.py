@@ -247,9 +247,9 @@ def test_an_answer_on_a_terminal_cannot_steer_it(endless: Path) -> None:
 @pytest.mark.slow
 def test_the_default_model_knows_paris() -> None:
     question = ("smollm2:135m", "What is the capital of France?", "--temp", "0")
-    result = program("run", *question, "--precision", "f32")
+    result = program("run", *question)
     assert (result.returncode, result.stdout) == (0, "The capital of France is Paris.\n")
-    result = program("chat", "--temp", "0", "--precision", "f32", given="What is the capital of France?\n")
+    result = program("chat", "--temp", "0", given="What is the capital of France?\n")
     assert (result.returncode, result.stdout) == (0, "The capital of France is Paris.\n")
 
 
