@@ -174,7 +174,7 @@ def write_tiny_llama(
     writer = gguf.GGUFWriter(path, str(metadata.pop("general.architecture", "llama")))
     for key, value in metadata.items():
         if value is not None and key not in drop:
-            _add(writer, key, value)
+            add_key(writer, key, value)
     for name, (data, kind) in tensors.items():
         if name not in drop:
             writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -185,7 +185,7 @@ def write_tiny_llama(
     return Path(path)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -1,0 +1,227 @@
+"""Writes a tiny model of a fixture as GGUF, with the keys and the changes to weights that converters make.
+
+Owns what a converter knows of each family: keys from the config, and what becomes of a tensor on its way. Names come
+from the gguf package's own map, and that package writes the file: nothing of pyedge is involved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from families import Case
+from tinymodel import add_key
+
+Config = dict[str, Any]
+Tensors = Iterator[tuple[str, np.ndarray]]  # by the checkpoint's names, or whole GGUF names
+
+
+def write(
+    path: str | Path, case: Case, *, types: str = "F32", keys: dict[str, Any] | None = None, drop: tuple[str, ...] = ()
+) -> Path:
+    """types: of every matrix whose rows are whole blocks of it. keys: to add or replace, without the architecture (None
+    removes). drop: tensors to leave out."""
+    family = FAMILIES[case.architecture]
+    writer = gguf.GGUFWriter(path, case.architecture)
+    for key, value in {**common_keys(case.config), **family.keys(case.config), **(keys or {})}.items():
+        if value is not None:
+            add_key(writer, f"{case.architecture}.{key}", value)
+    for name, values in tensors(case).items():
+        if name in drop:
+            continue
+        kind = gguf.GGMLQuantizationType[types if values.ndim > 1 and "norm" not in name else "F32"]
+        if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(path)
+
+
+def tensors(case: Case) -> dict[str, np.ndarray]:
+    """What the file holds, by GGUF names."""
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names = gguf.get_tensor_name_map(arch, case.config["num_hidden_layers"])
+    made: dict[str, np.ndarray] = {}
+    for name, values in FAMILIES[case.architecture].tensors(case.config, case.weights()):
+        made[names.get_name(name, (".weight", ".bias")) or name] = np.ascontiguousarray(values, np.float32)
+    return made
+
+
+def common_keys(c: Config) -> dict[str, Any]:
+    ropes = c.get("rope_parameters", {})
+    rope = ropes.get("full_attention", ropes)
+    keys: dict[str, Any] = {
+        "block_count": c["num_hidden_layers"],
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": c.get("layer_norm_eps"),
+        "attention.key_length": c.get("head_dim"),
+        "attention.value_length": c.get("head_dim"),
+        "vocab_size": c["vocab_size"],
+        "rope.freq_base": rope.get("rope_theta"),
+        "rope.freq_base_swa": ropes.get("sliding_attention", {}).get("rope_theta"),
+    }
+    kind = rope.get("rope_type")
+    if kind in ("linear", "yarn", "longrope"):
+        keys["rope.scaling.type"] = kind
+    if kind in ("linear", "yarn"):
+        keys["rope.scaling.factor"] = rope["factor"]
+    if kind == "yarn":
+        keys |= {
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_attn_factor": rope.get("attention_factor"),
+            "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
+            "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
+        }
+    return {key: float(v) if _is_float(key) and v is not None else v for key, v in keys.items()}
+
+
+def _is_float(key: str) -> bool:
+    return key.endswith(("epsilon", "factor", "freq_base", "freq_base_swa", "beta_fast", "beta_slow"))
+
+
+# ---- families --------------------------------------------------------------------------------------------------------
+
+
+class Family:
+    """What a converter does for a family. This one changes nothing."""
+
+    def keys(self, c: Config) -> dict[str, Any]:
+        return {}
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        for name, values in weights.items():
+            yield name, self.change(c, name, values)
+
+    def change(self, c: Config, name: str, values: np.ndarray) -> np.ndarray:
+        return values
+
+
+class Llama(Family):
+    """Rows of q and k in another order, so that the halves that rope pairs become neighbours; Llama 3's factors."""
+
+    def keys(self, c: Config) -> dict[str, Any]:
+        head_dim = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+        return {"rope.dimension_count": head_dim, "attention.sliding_window": c.get("sliding_window")}
+
+    def change(self, c: Config, name: str, values: np.ndarray) -> np.ndarray:
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if heads is None:
+            return values
+        halves = values.reshape(c[heads], 2, -1, *values.shape[1:])
+        return halves.swapaxes(1, 2).reshape(values.shape)
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        yield from super().tensors(c, weights)
+        rope = c["rope_parameters"]
+        if rope["rope_type"] != "llama3":
+            return
+        head_dim = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = (rope["original_max_position_embeddings"] / wavelength - low) / (high - low)
+        yield "rope_freqs.weight", 1.0 / (1.0 / rope["factor"] + np.clip(smooth, 0, 1) * (1 - 1.0 / rope["factor"]))
+
+
+class Granite(Llama):
+    def keys(self, c: Config) -> dict[str, Any]:
+        names = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier"}
+        names |= {"residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
+        return {**super().keys(c), **{key: c[name] for key, name in names.items()}}
+
+
+class Gemma(Family):
+    """The 1 that the checkpoints' norms leave out is added."""
+
+    def change(self, c: Config, name: str, values: np.ndarray) -> np.ndarray:
+        return values + 1 if name.endswith("norm.weight") else values
+
+    def keys(self, c: Config) -> dict[str, Any]:
+        return {
+            "attention.sliding_window": c["sliding_window"],
+            "attn_logit_softcapping": c.get("attn_logit_softcapping"),
+            "final_logit_softcapping": c.get("final_logit_softcapping"),
+        }
+
+
+class Phi3(Family):
+    def keys(self, c: Config) -> dict[str, Any]:
+        rope, original = c["rope_parameters"], c["original_max_position_embeddings"]
+        keys = {
+            "rope.dimension_count": self._n_rot(c),
+            "rope.scaling.original_context_length": original,
+            "attention.sliding_window": c.get("sliding_window", 0),
+        }
+        if rope["rope_type"] == "longrope":
+            grown = c["max_position_embeddings"] / original
+            keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(grown) / math.log(original))
+        return keys
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        yield from super().tensors(c, weights)
+        for kind in ("long", "short"):
+            if f"{kind}_factor" in c["rope_parameters"]:
+                yield f"rope_factors_{kind}.weight", np.array(c["rope_parameters"][f"{kind}_factor"])
+
+    @staticmethod
+    def _n_rot(c: Config) -> int:
+        share = c["rope_parameters"].get("partial_rotary_factor", 1.0)
+        return int(share * c["hidden_size"] / c["num_attention_heads"])
+
+
+class Olmo2(Family):
+    def keys(self, c: Config) -> dict[str, Any]:
+        if "sliding_window" not in c:
+            return {}
+        pattern = [(i + 1) % 4 != 0 for i in range(c["num_hidden_layers"])]
+        return {"attention.sliding_window": c["sliding_window"], "attention.sliding_window_pattern": pattern}
+
+
+class StableLm(Family):
+    """The norms of the heads of q, and of k, are stacked."""
+
+    def keys(self, c: Config) -> dict[str, Any]:
+        head_dim = c["hidden_size"] // c["num_attention_heads"]
+        return {
+            "attention.layer_norm_rms_epsilon": None,
+            "rope.freq_base": None,  # what converters write for this family leaves it out
+            "rope.dimension_count": int(c["rope_parameters"]["partial_rotary_factor"] * head_dim),
+            "use_parallel_residual": c["use_parallel_residual"],
+        }
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        stacks: dict[str, list[np.ndarray]] = {}
+        for name, values in weights.items():
+            where, norms, number = name.partition(".norms.")
+            if norms:
+                assert int(number.split(".")[0]) == len(stacks.setdefault(f"{where}.weight", []))
+                stacks[f"{where}.weight"].append(values)
+            else:
+                yield name, values
+        for name, rows in stacks.items():
+            yield name, np.stack(rows)
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Llama(),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "gemma2": Gemma(),
+    "gemma3": Gemma(),
+    "phi3": Phi3(),
+    "smollm3": Llama(),
+    "granite": Granite(),
+    "olmo2": Olmo2(),
+    "stablelm": StableLm(),
+}
