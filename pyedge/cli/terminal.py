@@ -7,8 +7,10 @@ import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import click
+
 from pyedge.cli.streams import dumb
-from pyedge.store import Progress
+from pyedge.store import Consent, Progress, Terms
 
 # A model's text must not move the cursor, retitle the window or write to the clipboard: control characters are shown as
 # their pictures (U+2400 and up), but for newline and tab; carriage returns go.
@@ -37,6 +39,19 @@ def silent_keys() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def consent(accepted: bool = False) -> Consent:
+    """Shows a licence before a download, and on a terminal asks for a yes unless that was given with the command. A
+    script goes on: these terms bind whoever uses the model, and it was told which they are."""
+
+    def ask(model: str, terms: Terms) -> bool:
+        question = not accepted and sys.stdin.isatty() and sys.stderr.isatty()
+        using = "" if question else "; by using it you accept them"
+        click.echo(f"note: {model} comes under the {terms}{using}", err=True)
+        return not question or click.confirm("Do you accept them, and fetch it?", err=True)
+
+    return ask
 
 
 @contextmanager
@@ -71,4 +86,4 @@ def _bar(what: str) -> Iterator[Progress]:
     )
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -119,10 +119,11 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
     "args",
     [
         ["pull", "llama:70b"],
-        ["pull", "gemma3:270m"],
+        ["pull", "missing.gguf"],
+        ["pull", "hf:repo"],
         ["run", "missing.gguf", "x"],
         ["run", "llama:70b", "x", "--json"],
-        ["chat", "hf:org/repo"],
+        ["chat", "pypi:a/b"],
         ["bench", "missing.gguf", "--json"],
     ],
 )

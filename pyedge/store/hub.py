@@ -1,0 +1,314 @@
+"""Models of Hugging Face repositories, through huggingface_hub: its settings, tokens and endpoint hold.
+
+Owns which file of a repository is meant, and going on with a download that was interrupted: the library begins anew in
+every process, so the bytes are kept here, under their checksum's name, and it is asked for the rest. What came is
+compared with the checksum that the repository has for the file. (Plain HTTP, since what a Xet download left behind
+cannot be gone on with.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from pyedge.errors import ModelError
+from pyedge.store.catalogue import Repository
+from pyedge.store.layout import CHUNK, Workplace, put
+from pyedge.store.progress import Progress, Tally
+from pyedge.store.records import File, Received
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+log = logging.getLogger(__name__)
+
+# Without a FILE, the first of these that a repository has: the quality that most people take, then what is near it.
+PREFERRED = (
+    "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL", "MXFP4", "Q6_K", "Q8_0", "Q5_0", "Q5_1",
+    "Q3_K_M", "Q2_K", "F16", "BF16", "F32",
+)  # fmt: skip
+
+_TIMEOUT = 30  # seconds for the list of files
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a repository."""
+
+    path: str
+    size: int
+    sha256: str | None  # of what Git LFS or Xet keeps, else None
+    blob: str | None  # Git's own checksum: SHA-1 over a header and the bytes
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+
+def fetch(place: Workplace, source: Repository, progress: Progress | None) -> Received:
+    """Fetches a model of a repository, and puts it into the place's folder."""
+    with _one_line(place.name, source.repo):
+        info = _info(source.repo)
+    files = choose(place.name, _files(info), source.file)
+    parts = [place.partial / f"{file.sha256 or file.blob or 'file'}.incomplete" for file in files]
+    for other in place.partial.iterdir():  # of a version that is no longer there
+        if other not in parts:
+            other.unlink()
+    there = [part.stat().st_size if part.exists() else 0 for part in parts]
+    size = sum(file.size for file in files)
+    place.check_space(size - sum(there), size)
+    log.info("%s: %s of %s at %s", place.name, ", ".join(file.path for file in files), source.repo, info.sha)
+
+    tally = Tally(progress, size)
+    digests = []
+    for file, part in zip(files, parts, strict=True):
+        digests.append(_download(place, source.repo, str(info.sha), file, part, tally))
+        tally.add(file.size)
+    n = len(files)
+    names = ["file.gguf"] if n == 1 else [f"file-{i + 1:05}-of-{n:05}.gguf" for i in range(n)]
+    for name, part in zip(names, parts, strict=True):
+        with open(part, "r+b") as f:
+            put(f, part, place.folder / name)
+    tally.finish()
+    return Received(
+        files=[File(name, file.size, d) for name, file, d in zip(names, files, digests, strict=True)],
+        source=f"hf:{source.repo}@{info.sha}",
+        origin=", ".join(file.path for file in files),
+        licence=_licence(info),
+    )
+
+
+# ---- which file ------------------------------------------------------------------------------------------------------
+
+
+def choose(name: str, files: Sequence[RemoteFile], wanted: str | None) -> list[RemoteFile]:
+    """The file that is meant, or all shards of it. wanted: a file's name or path, a word in it (`Q4_K_M`), or None."""
+    models: dict[str, list[RemoteFile]] = {}
+    for file in sorted(files, key=lambda file: file.path):
+        if file.name.lower().endswith(".gguf"):
+            match = _SHARD.fullmatch(file.path)
+            models.setdefault(f"{match[1]}.gguf" if match else file.path, []).append(file)
+    if not models:
+        raise ModelError(f"{name}: the repository has no .gguf file; look for one whose name ends in GGUF")
+    if wanted is None:
+        found = _by_preference(models)
+    else:
+        found = [key for key, shards in models.items() if wanted in (key, *(file.path for file in shards))]
+        found = found or [
+            key for key, shards in models.items() if wanted in (PurePosixPath(key).name, *(f.name for f in shards))
+        ]
+        found = found or [key for key in models if _has_word(key, wanted)]
+    if len(found) != 1:
+        choices = ", ".join((found or list(models))[:12]) + (" ..." if len(found or models) > 12 else "")
+        what = "has several models" if found or wanted is None else f"has nothing that is called {wanted}"
+        raise ModelError(f"{name}: the repository {what}; take one, as hf:ORG/REPO:FILE, of {choices}")
+    shards = models[found[0]]
+    if (match := _SHARD.fullmatch(shards[0].path)) and [f.path for f in shards] != [
+        f"{match[1]}-{i + 1:05}-of-{match[3]}.gguf" for i in range(int(match[3]))
+    ]:
+        raise ModelError(f"{name}: of the {int(match[3])} parts of {found[0]} the repository has {len(shards)}")
+    return shards
+
+
+def _by_preference(models: dict[str, list[RemoteFile]]) -> list[str]:
+    if len(models) == 1:
+        return list(models)
+    for word in PREFERRED:
+        if found := [key for key in models if _has_word(key, word)]:
+            return found
+    return list(models)
+
+
+def _has_word(path: str, word: str) -> bool:
+    """Whether a name has a word such as Q4_K_M, whole. A projector for images has them too, and is no model."""
+    stem = PurePosixPath(path).name.lower().removesuffix(".gguf")
+    folders = PurePosixPath(path).parent.as_posix().lower()
+    pattern = rf"(?<![a-z0-9_]){re.escape(word.lower())}(?![a-z0-9_])"
+    return not stem.startswith("mmproj") and bool(re.search(pattern, stem) or re.search(pattern, folders))
+
+
+# ---- the hub ---------------------------------------------------------------------------------------------------------
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _info(repo: str) -> ModelInfo:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True, timeout=_TIMEOUT)
+
+
+def _headers() -> dict[str, str]:
+    """The user's token, unless the library's settings keep it back."""
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    return {"user-agent": "pyedge", "accept-encoding": "identity"} | (
+        {"authorization": f"Bearer {token}"} if token else {}
+    )
+
+
+def _files(info: ModelInfo) -> list[RemoteFile]:
+    files = []
+    for sibling in info.siblings or []:
+        lfs = sibling.lfs
+        sha256 = lfs.sha256 if lfs is not None and re.fullmatch(r"[0-9a-f]{64}", str(lfs.sha256)) else None
+        blob = sibling.blob_id if re.fullmatch(r"[0-9a-f]{40}", str(sibling.blob_id)) and lfs is None else None
+        if isinstance(sibling.size, int) and sibling.size >= 0:
+            files.append(RemoteFile(sibling.rfilename, sibling.size, sha256, blob))
+    return files
+
+
+def _licence(info: ModelInfo) -> str | None:
+    found = [tag.removeprefix("license:") for tag in info.tags or [] if str(tag).startswith("license:")]
+    return str(found[0])[:80] if found else None
+
+
+def _download(place: Workplace, repo: str, commit: str, file: RemoteFile, part: Path, tally: Tally) -> str:
+    """Brings a file's bytes to `part`, from where an earlier attempt left off, and proves them. Returns their
+    SHA-256."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+
+    with open(part, "a+b") as f:
+        sink = _Sink(f, tally, file)
+        if sink.size > file.size:
+            sink.seek(0)
+            sink.truncate()
+        if sink.size:
+            log.info("%s: going on with %s after %d of %d bytes", place.name, file.path, sink.size, file.size)
+        if sink.size < file.size or not file.size:
+            with _one_line(place.name, repo), _quiet():
+                http_get(
+                    hf_hub_url(repo, file.path, revision=commit, endpoint=_endpoint()),
+                    cast(BinaryIO, sink),
+                    resume_size=sink.size,
+                    headers=_headers(),
+                    expected_size=file.size,
+                )
+        sha256, wrong = sink.verdict()
+    if wrong:
+        part.unlink()
+        raise ModelError(f"{place.name}: {file.path} did not come as the repository has it ({wrong}); try again")
+    return sha256
+
+
+class _Sink:
+    """A file that is written at its end, with the checksums of all its bytes. The library may rewind it and begin
+    anew."""
+
+    def __init__(self, f: BinaryIO, tally: Tally, file: RemoteFile) -> None:
+        self._f = f
+        self._tally = tally
+        self._file = file
+        self._begin()
+        f.seek(0)
+        while chunk := f.read(CHUNK):
+            self._take(chunk)
+
+    def _begin(self) -> None:
+        self.size = 0
+        self._sha256 = hashlib.sha256()
+        self._blob = hashlib.sha1(b"blob %d\0" % self._file.size, usedforsecurity=False)
+
+    def _take(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        self._sha256.update(chunk)
+        if self._file.sha256 is None:
+            self._blob.update(chunk)
+        self._tally.now(self.size)
+
+    def write(self, chunk: bytes) -> int:
+        n = self._f.write(chunk)
+        self._take(chunk)
+        return n
+
+    def tell(self) -> int:
+        return self.size
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if offset != 0 or whence != 0:
+            raise OSError(f"only the beginning can be sought, not {offset}")
+        return self._f.seek(0)
+
+    def truncate(self) -> int:
+        self._begin()
+        return self._f.truncate(0)
+
+    def flush(self) -> None:
+        self._f.flush()
+
+    def verdict(self) -> tuple[str, str | None]:
+        """The SHA-256, and what is wrong."""
+        sha256, file = self._sha256.hexdigest(), self._file
+        if self.size != file.size:
+            return sha256, f"{self.size} bytes, not {file.size}"
+        if file.sha256 is not None and sha256 != file.sha256:
+            return sha256, f"SHA-256 {sha256[:12]}, not {file.sha256[:12]}"
+        if file.sha256 is None and file.blob is not None and self._blob.hexdigest() != file.blob:
+            return sha256, f"Git's checksum {self._blob.hexdigest()[:12]}, not {file.blob[:12]}"
+        return sha256, None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The library's own bars and warnings are kept back: a pull has its own."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logger = logging.getLogger("huggingface_hub")
+    level, bars = logger.level, not are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
+    if bars:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            enable_progress_bars()
+
+
+@contextmanager
+def _one_line(name: str, repo: str) -> Iterator[None]:
+    """Says in one line what the library's exceptions say in many. The disk's own errors pass."""
+    from huggingface_hub import constants, errors
+
+    where = _endpoint() or constants.ENDPOINT
+    log_in = 'log in with "hf auth login" or set HF_TOKEN'
+    try:
+        yield
+    except errors.GatedRepoError as e:
+        raise ModelError(
+            f"{name}: its owner gives it to those who agreed to its terms; agree at {where}/{repo}, and {log_in}"
+        ) from e
+    except errors.RepositoryNotFoundError as e:
+        raise ModelError(
+            f"{name}: {where} has no such repository, or a private one; check the name, or {log_in}"
+        ) from e
+    except errors.HfHubHTTPError as e:
+        response = getattr(e, "response", None)
+        status = getattr(response, "status_code", None)
+        advice = log_in if status in (401, 403) else "check the name" if status == 404 else "try again later"
+        raise ModelError(f"{name}: {where} answered with status {status}; {advice}") from e
+    except errors.HFValidationError as e:
+        raise ModelError(f"{name}: is no repository's name; write hf:ORG/REPO or hf:ORG/REPO:FILE") from e
+    except errors.OfflineModeIsEnabled as e:
+        raise ModelError(f"{name}: HF_HUB_OFFLINE is set, so nothing is fetched; unset it") from e
+    except Exception as e:
+        if type(e).__module__ == "builtins" and not (isinstance(e, OSError) and e.errno is None):
+            raise  # the disk, or a bug
+        reason = " ".join(str(e).split()).rstrip(".")[:200] or type(e).__name__
+        raise ModelError(
+            f"{name}: the connection to {where} failed: {reason}; check the network and try again:"
+            " what has come is kept"
+        ) from e
