@@ -18,9 +18,14 @@ from pyedge.errors import ModelError, NotBuiltError
 
 COMMANDS = {  # name: its line in the help
     "pull": "Fetch a model and keep it.",
+    "list": "List the models that are kept.",
+    "rm": "Remove a model.",
+    "show": "Show what a model is, and where it comes from.",
     "chat": "Talk with a model in the terminal.",
     "run": "Answer one prompt.",
+    "tokenize": "Turn a text into tokens.",
     "bench": "Measure the speed of reading and writing.",
+    "doctor": "Show this machine, and what runs on it.",
 }
 
 INTERRUPTED = 130

@@ -11,7 +11,7 @@ import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import load, locate, model_options, sampling, sampling_options
-from pyedge.cli.streams import text_of
+from pyedge.cli.streams import read_input, text_of
 
 if TYPE_CHECKING:
     from pyedge.engine.sampling_params import SamplingParams
@@ -44,7 +44,8 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
     if raw and system is not None:
         raise click.UsageError("--system needs the chat template, and --raw goes without; put the text into the prompt")
     params = sampling(options)
-    prompt = _read_stdin() if prompt == "-" else text_of(prompt, "PROMPT")
+    # a shell's output ends in a newline that nobody meant
+    prompt = read_input().removesuffix("\n") if prompt == "-" else text_of(prompt, "PROMPT")
     system = None if system is None else text_of(system, "--system")
     llm = load(locate(model), options)
     if not raw and not llm.tokenizer.chat_template:
@@ -99,14 +100,6 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
         n_tokens != params.max_tokens or sys.stderr.isatty()
     ):  # a script knows what it asked for
         click.secho(f"note: {_why_cut(llm, n_tokens, params)}", dim=True, err=True)
-
-
-def _read_stdin() -> str:
-    """The prompt from standard input, without the newline that ends a shell's output."""
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as e:
-        raise ValueError(f"standard input: byte {e.start} is not UTF-8; give text in that encoding") from None
 
 
 def _why_cut(llm: LLM, n_tokens: int, params: SamplingParams) -> str:

@@ -55,6 +55,15 @@ def checked_line(line: str) -> str:
     return line
 
 
+def read_input() -> str:
+    """All of standard input."""
+    try:
+        text: str = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"standard input: byte {e.start} is not UTF-8; give text in that encoding") from None
+    return text
+
+
 def _halves(text: str) -> int | None:
     """Where the first lone surrogate is."""
     try:

@@ -23,6 +23,14 @@ def harmless(text: str) -> str:
     return text.translate(_PICTURES)
 
 
+def in_bytes(n: int) -> str:
+    """A size for people, in the units of disks."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= size:
+            return f"{n / size:.{0 if n >= 100 * size else 1}f} {unit}"
+    return f"{n} B"
+
+
 @contextmanager
 def silent_keys() -> Iterator[None]:
     """What is typed meanwhile waits to be read and is not echoed, where it would break what is drawn. Ctrl-C works."""

