@@ -108,7 +108,7 @@ class Engine {
     Engine(const Model &model, std::int32_t page_size, std::int32_t n_pages, std::int32_t max_tokens,
            std::int32_t max_pieces, std::int32_t max_rows, std::int32_t max_sequences,
            std::int32_t max_pages_per_sequence, const std::string &kv_type, std::int32_t threads)
-        : n_vocab_(pe_model_n_vocab(model.handle())) {
+        : n_outputs_(pe_model_n_outputs(model.handle())) {
         pe_engine_options o{};
         o.page_size = page_size;
         o.n_pages = n_pages;
@@ -167,9 +167,9 @@ class Engine {
         if (first < 0 || count < 0 || first > n_rows_ - count)
             throw py::value_error("rows [" + std::to_string(first) + ", " + std::to_string(first + count) +
                                   "): the last step made " + std::to_string(n_rows_));
-        py::array_t<float> out({count, std::int64_t{n_vocab_}});
-        const float *from = pe_engine_logits(handle_.get()) + first * n_vocab_;
-        std::copy(from, from + count * n_vocab_, out.mutable_data());
+        py::array_t<float> out({count, std::int64_t{n_outputs_}});
+        const float *from = pe_engine_logits(handle_.get()) + first * n_outputs_;
+        std::copy(from, from + count * n_outputs_, out.mutable_data());
         return out;
     }
 
@@ -177,15 +177,15 @@ class Engine {
         const Lock lock(*this);
         if (row < 0 || row >= n_rows_)
             throw py::value_error("row " + std::to_string(row) + ": the last step made " + std::to_string(n_rows_));
-        if (sampler.n_vocab() != n_vocab_)
+        if (sampler.n_vocab() != n_outputs_)
             throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) +
-                                  ", the model has " + std::to_string(n_vocab_));
+                                  ", the model has " + std::to_string(n_outputs_));
         pe_sampled out;
         pe_error err{};
-        const float *logits = pe_engine_logits(handle_.get()) + row * n_vocab_;
+        const float *logits = pe_engine_logits(handle_.get()) + row * n_outputs_;
         pe_status status = sampler.try_sample(logits, position, out, err);
         if (status == PE_ERR_NUMERIC &&
-            !std::all_of(logits, logits + n_vocab_, [](float x) { return std::isfinite(x); })) {
+            !std::all_of(logits, logits + n_outputs_, [](float x) { return std::isfinite(x); })) {
             const py::gil_scoped_release released;
             status = pe_engine_explain(handle_.get(), static_cast<std::int32_t>(row), &err);
         }
@@ -257,7 +257,7 @@ class Engine {
         void operator()(pe_engine *e) const { pe_engine_release(e); }
     };
     std::unique_ptr<pe_engine, Release> handle_;
-    std::int32_t n_vocab_;
+    std::int32_t n_outputs_;
     std::int64_t n_rows_ = 0;
     bool busy_ = false;  // read and written with the GIL
     std::exception_ptr raised_;
@@ -275,6 +275,7 @@ void bind_engine(py::module_ &m) {
         .def(py::init<const Gguf &, const std::vector<OpTuple> &, const std::string &, std::int32_t>(), py::arg("gguf"),
              py::arg("ops"), py::arg("precision") = "fast", py::arg("threads") = 0)
         .def_property_readonly("n_vocab", [](const Model &self) { return pe_model_n_vocab(self.handle()); })
+        .def_property_readonly("n_outputs", [](const Model &self) { return pe_model_n_outputs(self.handle()); })
         .def_property_readonly("n_layers", [](const Model &self) { return pe_model_n_layers(self.handle()); })
         .def_property_readonly("weight_bytes", [](const Model &self) { return pe_model_weight_bytes(self.handle()); })
         .def_property_readonly("isa", [](const Model &self) { return pe_model_isa(self.handle()); });
@@ -292,7 +293,7 @@ void bind_engine(py::module_ &m) {
              "Runs the plan. pieces: [(slot, start, end)], tokens of all pieces in order, rows: ascending indices into "
              "tokens.")
         .def("logits", &Engine::logits, py::arg("first") = 0, py::arg("n") = py::none(),
-             "A copy: float32 [n, n_vocab].")
+             "A copy: float32 [n, n_outputs].")
         .def("sample", &Engine::sample, py::arg("row"), py::arg("sampler"), py::arg("position"),
              "Draws from one row of the last step. ModelError naming the op at fault when the row is not finite.")
         .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")

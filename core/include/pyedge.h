@@ -142,7 +142,24 @@ typedef struct pe_op_info {  // one row of ops.def
 PE_API int32_t pe_op_count(void);
 PE_API void pe_op_describe(int32_t kind, pe_op_info *out);  // 0 <= kind < count
 
-enum { PE_MAX_INPUTS = 4, PE_MAX_OUTPUTS = 3, PE_MAX_WEIGHTS = 6, PE_MAX_PARAMETERS = 8 };
+enum { PE_MAX_INPUTS = 4, PE_MAX_OUTPUTS = 3, PE_MAX_WEIGHTS = 8, PE_MAX_PARAMETERS = 8 };
+
+// Values of parameters in ops.def.
+typedef enum pe_embed_by { PE_EMBED_TOKEN = 0, PE_EMBED_POSITION = 1, PE_EMBED_ZERO = 2 } pe_embed_by;
+typedef enum pe_pairing {
+    PE_PAIRING_INTERLEAVED = 0,  // dims (2i, 2i + 1)
+    PE_PAIRING_HALVES = 1,       // (i, i + n_rot / 2)
+} pe_pairing;
+typedef enum pe_function {
+    PE_FUNCTION_SILU = 0,       // x * sigmoid(x)
+    PE_FUNCTION_GELU_TANH = 1,  // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+    PE_FUNCTION_GELU = 2,       // x / 2 * (1 + erf(x / sqrt(2)))
+    PE_FUNCTION_RELU = 3,
+    // Of gpt-oss, only with a second input: with gate <= 7 and |up| <= 7, gate * sigmoid(1.702 gate) * (up + 1)
+    PE_FUNCTION_SWIGLU_CLAMPED = 4,
+    PE_N_FUNCTIONS
+} pe_function;
+typedef enum pe_pooling { PE_POOLING_MEAN = 0, PE_POOLING_FIRST = 1, PE_POOLING_LAST = 2 } pe_pooling;
 
 typedef union pe_parameter {
     int64_t i;
@@ -179,6 +196,7 @@ PE_API pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_o
 PE_API void pe_model_retain(pe_model *m);
 PE_API void pe_model_release(pe_model *m);
 PE_API int32_t pe_model_n_vocab(const pe_model *m);
+PE_API int32_t pe_model_n_outputs(const pe_model *m);      // width of what a step makes: n_vocab, or of an embedding
 PE_API int32_t pe_model_n_layers(const pe_model *m);       // attention layers, each with its KV pages
 PE_API uint64_t pe_model_weight_bytes(const pe_model *m);  // packed, resident
 PE_API const char *pe_model_isa(const pe_model *m);
@@ -203,7 +221,7 @@ typedef struct pe_engine_options {
 
 // One part of a sequence in a step: the tokens at positions [start, end) of the sequence whose block table is `slot`.
 // A decode is a piece of length 1. Pages for [0, end) must be set, and [0, start) computed by earlier steps or pieces
-// of shared pages.
+// of shared pages. A model whose tokens see later ones, or that pools over all of them, takes a sequence as one piece.
 typedef struct pe_piece {
     int32_t slot;
     int32_t start;
@@ -220,10 +238,11 @@ PE_API void pe_engine_release(pe_engine *e);
 PE_API pe_status pe_engine_set_pages(pe_engine *e, int32_t slot, int32_t first, const int32_t *pages, int32_t n,
                                      pe_error *err);
 // Runs the plan over a ragged batch. tokens: [sum of piece lengths], in piece order; rows: [n_rows], ascending indices
-// into tokens whose logits are wanted. The logits stay in the engine until the next step.
+// into tokens whose logits are wanted (of a model that embeds: in whose pieces' embeddings). They stay in the engine until
+// the next step.
 PE_API pe_status pe_engine_step(pe_engine *e, const pe_piece *pieces, int32_t n_pieces, const int32_t *tokens,
                                 const int32_t *rows, int32_t n_rows, pe_error *err);
-PE_API const float *pe_engine_logits(const pe_engine *e);  // [n_rows of the last step, n_vocab]
+PE_API const float *pe_engine_logits(const pe_engine *e);  // [n_rows of the last step, n_outputs]
 // When logits row `row` of the last step is not finite: runs that step again and names, in *err, the first op that made
 // such a number. Returns PE_ERR_NUMERIC. The block tables must be as the step had them: pe_engine_set_pages ends this.
 PE_API pe_status pe_engine_explain(pe_engine *e, int32_t row, pe_error *err);

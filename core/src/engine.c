@@ -46,7 +46,8 @@ pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer) {
 // Ops that read a row and write the same row, element by element: their output may take the place of an input that
 // nobody reads later.
 static bool works_in_place(pe_op_kind kind) {
-    return kind == PE_OP_RMS_NORM || kind == PE_OP_ROPE || kind == PE_OP_SILU_MUL || kind == PE_OP_ADD;
+    return kind == PE_OP_RMS_NORM || kind == PE_OP_LAYER_NORM || kind == PE_OP_ROPE || kind == PE_OP_ACTIVATION ||
+           kind == PE_OP_ADD || kind == PE_OP_SCALE;
 }
 
 typedef struct span {
@@ -67,7 +68,7 @@ static size_t plan_arena(const pe_model *m, int64_t max_tokens, size_t *offsets)
     }
     for (int32_t i = 0; i < m->n_ops; i++) {
         const pe_plan_op *op = &m->ops[i];
-        for (int32_t k = 0; k < op->n_outputs && op->kind != PE_OP_LOGITS; k++) {
+        for (int32_t k = 0; k < op->n_outputs && i < m->n_ops - 1; k++) {  // the last has memory of its own
             const int32_t value = op->outputs[k];
             const size_t bytes = align64((size_t)max_tokens * (size_t)m->widths[value] * sizeof(float));  // < 2^42
             bool placed = false;
@@ -135,20 +136,37 @@ static void *part(uint8_t *base, size_t *at, size_t bytes) {
     return base ? base + here : NULL;
 }
 
+// The largest of what the plan's ops of a kind want.
+typedef struct wants {
+    size_t group;                // attention: query heads per KV head
+    size_t experts, used, d_ff;  // mixture of experts
+} wants;
+
+static size_t most(size_t a, int64_t b) { return a > (size_t)b ? a : (size_t)b; }
+
+static wants wants_of(const pe_model *m) {
+    wants w = {.group = 1};
+    for (int32_t i = 0; i < m->n_ops; i++) {
+        const pe_plan_op *op = &m->ops[i];
+        if (op->kind == PE_OP_ATTENTION) w.group = most(w.group, op->attention.n_heads / op->attention.n_kv_heads);
+        if (op->kind != PE_OP_MOE) continue;
+        w.experts = most(w.experts, op->moe.n_experts);
+        w.used = most(w.used, op->moe.n_used);
+        w.d_ff = most(w.d_ff, op->moe.d_ff);
+    }
+    return w;
+}
+
 static size_t place_scratch(pe_engine *e, uint8_t *base) {
     const pe_model *m = e->model;
     const pe_engine_options *o = &e->options;
+    const wants w = wants_of(m);
     const size_t tokens = (size_t)o->max_tokens, pieces = (size_t)o->max_pieces, rows = (size_t)o->max_rows;
-    const size_t act_rows = tokens > rows ? tokens : rows, columns = (size_t)m->max_columns;
-    int32_t group = 1;
-    for (int32_t i = 0; i < m->n_ops; i++)
-        if (m->ops[i].kind == PE_OP_ATTENTION) {
-            const int32_t g = (int32_t)(m->ops[i].attention.n_heads / m->ops[i].attention.n_kv_heads);
-            if (g > group) group = g;
-        }
+    const size_t expert_rows = tokens * w.used, gathered = expert_rows > rows ? expert_rows : rows;
+    const size_t act_rows = tokens > gathered ? tokens : gathered, columns = (size_t)m->max_columns;
     const size_t chunks = ((size_t)o->max_pages_per_sequence * (size_t)o->page_size + PE_CHUNK - 1) / PE_CHUNK;
     const size_t unpack = columns * (size_t)m->kernels->lanes * sizeof(float);
-    const size_t attend = (size_t)pe_attention_scratch(group) * sizeof(pe_partial);
+    const size_t attend = (size_t)pe_attention_scratch((int32_t)w.group) * sizeof(pe_partial);
     size_t at = 0;
     e->step.pieces = part(base, &at, pieces * sizeof(pe_piece));
     e->step.first_token = part(base, &at, (pieces + 1) * sizeof(int32_t));
@@ -163,12 +181,22 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->act.blocks = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
     e->act.fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
     e->act.has_fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK / 64 + 1) * sizeof(uint64_t));
-    e->gathered = part(base, &at, rows * columns * sizeof(float));
-    e->logits = part(base, &at, rows * (size_t)m->n_vocab * sizeof(float));
+    e->gathered = part(base, &at, gathered * columns * sizeof(float));
+    if (w.used) {
+        e->moe.scores = part(base, &at, tokens * w.experts * sizeof(float));
+        e->moe.weights = part(base, &at, expert_rows * sizeof(float));
+        e->moe.experts = part(base, &at, expert_rows * sizeof(int32_t));
+        e->moe.row_of = part(base, &at, expert_rows * sizeof(int32_t));
+        e->moe.first_row = part(base, &at, (w.experts + 1) * sizeof(int32_t));
+        e->moe.gate = part(base, &at, expert_rows * w.d_ff * sizeof(float));
+        e->moe.up = part(base, &at, expert_rows * w.d_ff * sizeof(float));
+        e->moe.products = part(base, &at, 2 * w.experts * sizeof(pe_product));
+    }
+    e->logits = part(base, &at, rows * (size_t)m->n_outputs * sizeof(float));
     e->worker_bytes = align64(unpack > attend ? unpack : attend);
     e->worker_scratch = part(base, &at, e->worker_bytes * (size_t)o->threads);
     e->max_split = 4 * o->threads;
-    e->partials = part(base, &at, times(times((size_t)e->max_split * sizeof(pe_partial), chunks), (size_t)group));
+    e->partials = part(base, &at, times(times((size_t)e->max_split * sizeof(pe_partial), chunks), w.group));
     return at;
 }
 
@@ -277,6 +305,12 @@ static pe_status check_piece(const pe_engine *e, const pe_piece *p, int32_t toke
                        p->end, o->max_pages_per_sequence, o->page_size);
     if (p->end - p->start > o->max_tokens - tokens_before)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "more than %d tokens in a step", o->max_tokens);
+    if (e->model->max_positions && p->end > e->model->max_positions)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: position %d: the model has %lld", p->slot, p->end - 1,
+                       (long long)e->model->max_positions);
+    if (e->model->whole_sequences && p->start > 0)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "slot %d: this model takes a sequence whole, not from position %d",
+                       p->slot, p->start);
     const int32_t *table = e->step.tables + (int64_t)p->slot * o->max_pages_per_sequence;
     for (int32_t i = 0; i * o->page_size < p->end; i++)
         if (table[i] < 0)
@@ -395,7 +429,8 @@ static bool look(void *ctx, const pe_plan_op *op, int32_t output, const float *d
     (void)output;
     const pe_step *step = &s->e->step;
     for (int64_t r = 0; r < rows; r++) {
-        const int32_t token = op->kind == PE_OP_LOGITS ? step->rows[r] : (int32_t)r;
+        const bool by_rows = op->kind == PE_OP_LOGITS || op->kind == PE_OP_POOL;
+        const int32_t token = by_rows ? step->rows[r] : (int32_t)r;
         if (step->piece_of[token] != s->piece || token > s->token) continue;
         for (int64_t i = 0; i < width; i++)
             if (!isfinite(data[r * width + i])) {

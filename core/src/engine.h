@@ -17,6 +17,27 @@ typedef struct pe_step {
     int32_t *tables;       // [max_sequences, max_pages_per_sequence]; -1: no page
 } pe_step;
 
+// One matrix product over rows [row0, row1) of an input; the items that it is cut into.
+typedef struct pe_product {
+    const pe_weight *w;
+    const float *bias;  // [w->rows], or NULL
+    float *y;           // [rows of the input, w->rows]
+    int64_t row0, row1;
+    int64_t panels_per_item, tokens_per_item, first_item;
+} pe_product;
+
+// Scratch memory of a mixture of experts. A step has max_tokens * n_used rows: a row is a token at one of its experts, and
+// the rows of an expert lie side by side.
+typedef struct pe_moe {
+    float *scores;         // [max_tokens, n_experts]
+    float *weights;        // [max_tokens, n_used]
+    int32_t *experts;      // [max_tokens, n_used]
+    int32_t *row_of;       // [max_tokens, n_used]
+    int32_t *first_row;    // [n_experts + 1]
+    float *gate, *up;      // [rows, d_ff]
+    pe_product *products;  // [2 * n_experts]
+} pe_moe;
+
 struct pe_engine {
     atomic_int references;
     pe_model *model;
@@ -31,13 +52,14 @@ struct pe_engine {
     uint8_t *arena;  // every value, [max_tokens, width] each, sharing memory where their lives do not overlap
     size_t arena_bytes;
     float **values;  // [n_values], into the arena; the logits' own is `logits`
-    float *logits;   // [max_rows, n_vocab]
+    float *logits;   // [max_rows, n_outputs]
 
     // Scratch, inside one allocation.
     uint8_t *scratch;
     size_t scratch_bytes;
-    pe_act act;               // q, blocks and their fine terms for max(max_tokens, max_rows) rows of max_columns
-    float *gathered;          // [max_rows, max_columns]: the sampled rows
+    pe_act act;       // q, blocks and their fine terms for as many rows of max_columns as an op has
+    float *gathered;  // [max_rows, max_columns]: the sampled rows; of a mixture of experts, all of its rows
+    pe_moe moe;
     uint8_t *worker_scratch;  // [threads, worker_bytes]
     size_t worker_bytes;
     int32_t *tile_start;   // [max_pieces + 1]: first attention tile of each piece

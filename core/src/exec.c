@@ -49,24 +49,62 @@ static void each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(
 
 static void embed_row(const run *r, int64_t t) {
     const pe_weight *w = &r->m->matrices[r->op->weights[0]];
-    r->k->unpack_row(w, r->s->tokens[t], out(r, 0) + t * w->cols);
+    const int64_t by = r->op->embed.by;
+    const int64_t row = by == PE_EMBED_TOKEN ? r->s->tokens[t] : by == PE_EMBED_POSITION ? r->s->positions[t] : 0;
+    r->k->unpack_row(w, row, out(r, 0) + t * w->cols);
+}
+
+static const float *vector_of(const run *r, int slot) {
+    const int32_t i = r->op->weights[slot];
+    return i >= 0 ? r->m->vectors[i] : NULL;
+}
+
+// From one group's weight to the next one's: none, where the vector is one group long.
+static int64_t weight_step(const run *r, int slot, int64_t group) {
+    const int32_t i = r->op->weights[slot];
+    return i >= 0 && r->m->vector_sizes[i] > group ? group : 0;
 }
 
 static void rms_norm_row(const run *r, int64_t t) {
-    const int64_t n = in_width(r, 0);
-    r->k->rms_norm(in(r, 0) + t * n, r->m->vectors[r->op->weights[0]], (float)r->op->rms_norm.eps, n,
-                   out(r, 0) + t * n);
+    const int64_t n = in_width(r, 0), group = r->op->rms_norm.group, step = weight_step(r, 0, group);
+    const float *x = in(r, 0) + t * n, *weight = vector_of(r, 0);
+    float *y = out(r, 0) + t * n;
+    for (int64_t i = 0; i < n; i += group, weight += step)
+        r->k->rms_norm(x + i, weight, (float)r->op->rms_norm.eps, group, y + i);
+}
+
+static void layer_norm_row(const run *r, int64_t t) {
+    const int64_t n = in_width(r, 0), group = r->op->layer_norm.group;
+    const int64_t step = weight_step(r, 0, group), bias_step = weight_step(r, 1, group);
+    const float *x = in(r, 0) + t * n, *weight = vector_of(r, 0), *bias = vector_of(r, 1);
+    float *y = out(r, 0) + t * n;
+    for (int64_t i = 0; i < n; i += group, weight += step) {
+        r->k->layer_norm(x + i, weight, bias, (float)r->op->layer_norm.eps, group, y + i);
+        if (bias) bias += bias_step;
+    }
+}
+
+static void split_row(const run *r, int64_t t) {
+    const float *x = in(r, 0) + t * in_width(r, 0);
+    for (int i = 0; i < r->op->n_outputs; i++) {
+        const int64_t n = r->m->widths[r->op->outputs[i]];
+        memcpy(out(r, i) + t * n, x, (size_t)n * sizeof *x);
+        x += n;
+    }
 }
 
 static void rope_table_row(const run *r, int64_t t) {
     const pe_rope_table_parameters *p = &r->op->rope_table;
-    const float *factors = r->op->weights[0] >= 0 ? r->m->vectors[r->op->weights[0]] : NULL;
+    const float *factors = vector_of(r, 0);
     float *cosines = out(r, 0) + t * p->n_rot, *sines = cosines + p->n_rot / 2;
     for (int64_t i = 0; i < p->n_rot / 2; i++) {
-        const double factor = p->scale * (factors ? factors[i] : 1);
-        const double angle = r->s->positions[t] * pow(p->base, -2.0 * (double)i / (double)p->n_rot) / factor;
-        cosines[i] = (float)cos(angle);
-        sines[i] = (float)sin(angle);
+        double share = 1;  // of `scale`
+        if (p->ramp_low < p->ramp_high)
+            share = fmin(1, fmax(0, ((double)i - p->ramp_low) / (p->ramp_high - p->ramp_low)));
+        const double slower = (share / p->scale + (1 - share)) / (factors ? factors[i] : 1);
+        const double angle = r->s->positions[t] * pow(p->base, -2.0 * (double)i / (double)p->n_rot) * slower;
+        cosines[i] = (float)(p->magnitude * cos(angle));
+        sines[i] = (float)(p->magnitude * sin(angle));
     }
 }
 
@@ -77,37 +115,56 @@ static void rope_row(const run *r, int64_t t) {
                (int32_t)p->pairing, out(r, 0) + t * n);
 }
 
-static void silu_mul_row(const run *r, int64_t t) {
+static void activation_row(const run *r, int64_t t) {
     const int64_t n = in_width(r, 0);
-    r->k->silu_mul(in(r, 0) + t * n, in(r, 1) + t * n, n, out(r, 0) + t * n);
+    r->k->activation((pe_function)r->op->activation.function, in(r, 0) + t * n,
+                     r->op->n_inputs == 2 ? in(r, 1) + t * n : NULL, n, out(r, 0) + t * n);
 }
 
 static void add_row(const run *r, int64_t t) {
     const int64_t n = in_width(r, 0);
-    r->k->add(in(r, 0) + t * n, in(r, 1) + t * n, n, out(r, 0) + t * n);
+    r->k->add(in(r, 0) + t * n, in(r, 1) + t * n, (float)r->op->add.factor, n, out(r, 0) + t * n);
+}
+
+static void scale_row(const run *r, int64_t t) {
+    const int64_t n = in_width(r, 0);
+    r->k->scale(in(r, 0) + t * n, (float)r->op->scale.factor, n, out(r, 0) + t * n);
+}
+
+// Row i of those that are asked for. Sums over tokens are in their order.
+static void pool_row(const run *r, int64_t i) {
+    const int64_t n = in_width(r, 0), pooling = r->op->pool.pooling;
+    const int32_t token = r->s->rows[i], piece = r->s->piece_of[token], first = r->s->first_token[piece];
+    const float *x = in(r, 0);
+    float *y = r->e->logits + i * n;
+    memcpy(y, x + (pooling == PE_POOLING_LAST ? token : first) * n, (size_t)n * sizeof *y);
+    if (pooling != PE_POOLING_MEAN) return;
+    const int32_t end = r->s->first_token[piece + 1];
+    for (int32_t t = first + 1; t < end; t++) r->k->add(y, x + t * n, 1, n, y);
+    r->k->scale(y, 1 / (float)(end - first), n, y);
 }
 
 static void run_embed(const run *r) { each_row(r, r->s->n_tokens, 8 * r->op->embed.d_model, embed_row); }
 static void run_rms_norm(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), rms_norm_row); }
+static void run_layer_norm(const run *r) { each_row(r, r->s->n_tokens, 2 * in_width(r, 0), layer_norm_row); }
+static void run_split(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), split_row); }
 static void run_rope_table(const run *r) { each_row(r, r->s->n_tokens, 64 * r->op->rope_table.n_rot, rope_table_row); }
 static void run_rope(const run *r) { each_row(r, r->s->n_tokens, 2 * in_width(r, 0), rope_row); }
-static void run_silu_mul(const run *r) { each_row(r, r->s->n_tokens, 4 * in_width(r, 0), silu_mul_row); }
+static void run_activation(const run *r) { each_row(r, r->s->n_tokens, 4 * in_width(r, 0), activation_row); }
 static void run_add(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), add_row); }
+static void run_scale(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), scale_row); }
+static void run_pool(const run *r) { each_row(r, r->s->n_rows, 64 * in_width(r, 0), pool_row); }
 
 // ---- matrix products -------------------------------------------------------------------------------------------------
 
+// y = x W^T + b for rows [row0, row1) of the input that all products of a call share.
 typedef struct matmul {
     const run *r;
     pe_act act;
     int64_t rows, cols, per_item;
     bool f32;
-    int n_outputs;
-    struct {
-        const pe_weight *w;
-        const float *bias;
-        float *y;
-        int64_t panels_per_item, token_blocks, first_item;
-    } out[PE_MAX_OUTPUTS];
+    int32_t n_products;
+    pe_product *products;
 } matmul;
 
 static void quantize_item(void *ctx, int64_t item, int worker) {
@@ -119,49 +176,53 @@ static void quantize_item(void *ctx, int64_t item, int worker) {
 
 static void matmul_item(void *ctx, int64_t item, int worker) {
     const matmul *j = ctx;
-    int i = 0;
-    while (i + 1 < j->n_outputs && item >= j->out[i + 1].first_item) i++;
-    const pe_weight *w = j->out[i].w;
-    const int64_t inner = item - j->out[i].first_item, blocks = j->out[i].token_blocks;
+    int32_t lo = 0, hi = j->n_products;  // the product whose items hold `item`
+    while (hi - lo > 1) {
+        const int32_t middle = (lo + hi) / 2;
+        if (j->products[middle].first_item <= item) lo = middle;
+        else hi = middle;
+    }
+    const pe_product *o = &j->products[lo];
+    const pe_weight *w = o->w;
+    const int64_t inner = item - o->first_item;
     // Token blocks outermost: their activations stay in cache while the panels pass.
-    const int64_t groups = (w->n_panels + j->out[i].panels_per_item - 1) / j->out[i].panels_per_item;
-    const int64_t p0 = inner % groups * j->out[i].panels_per_item, t0 = inner / groups * ITEM_TOKENS;
-    const int64_t p1 = least(p0 + j->out[i].panels_per_item, w->n_panels),
-                  t1 = blocks > 1 ? least(t0 + ITEM_TOKENS, j->rows) : j->rows;
+    const int64_t groups = (w->n_panels + o->panels_per_item - 1) / o->panels_per_item;
+    const int64_t p0 = inner % groups * o->panels_per_item, t0 = o->row0 + inner / groups * o->tokens_per_item;
+    const int64_t p1 = least(p0 + o->panels_per_item, w->n_panels), t1 = least(t0 + o->tokens_per_item, o->row1);
     if (j->f32) {
         float *scratch = (float *)(j->r->e->worker_scratch + (size_t)worker * j->r->e->worker_bytes);
-        j->r->k->linear_f32(w, &j->act, j->out[i].bias, t0, t1, p0, p1, j->out[i].y, w->rows, scratch);
+        j->r->k->linear_f32(w, &j->act, o->bias, t0, t1, p0, p1, o->y, w->rows, scratch);
     } else {
-        j->r->k->linear(w, &j->act, j->out[i].bias, t0, t1, p0, p1, j->out[i].y, w->rows);
+        j->r->k->linear(w, &j->act, o->bias, t0, t1, p0, p1, o->y, w->rows);
     }
 }
 
-// y_i = x W_i^T + b_i over the op's weights; x: [rows, cols]
-static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, float *const *y) {
+// x: [rows, cols]. A product without rows must not be among them.
+static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n) {
     matmul j = {.r = r,
                 .act = r->e->act,
                 .rows = rows,
                 .cols = cols,
                 .f32 = r->m->precision == PE_PRECISION_F32,
-                .n_outputs = r->op->n_outputs};
+                .n_products = n,
+                .products = products};
     j.act.x = x;
     j.act.ldx = j.act.ldq = cols;
     j.act.ldb = cols / PE_ACT_BLOCK;
     j.act.ldm = (j.act.ldb + 63) / 64;
     int64_t n_items = 0;
     bool integers = false;
-    for (int i = 0; i < j.n_outputs; i++) {
-        const pe_weight *w = &r->m->matrices[r->op->weights[2 * i]];
-        const int32_t bias = r->op->weights[2 * i + 1];
-        integers |= !pe_class_is_float(w->cls);
-        j.out[i].w = w;
-        j.out[i].bias = bias >= 0 ? r->m->vectors[bias] : NULL;
-        j.out[i].y = y[i];
-        j.out[i].first_item = n_items;
+    for (int32_t i = 0; i < n; i++) {
+        pe_product *o = &products[i];
+        const pe_weight *w = o->w;
+        const int64_t own_rows = o->row1 - o->row0;
         const int64_t streamed = (int64_t)(STREAM_BYTES / w->panel_bytes + 3) / 4 * 4;
-        j.out[i].panels_per_item = j.f32 ? 1 : rows > 8 ? ITEM_PANELS : streamed ? streamed : 4;
-        j.out[i].token_blocks = j.f32 ? 1 : (rows + ITEM_TOKENS - 1) / ITEM_TOKENS;
-        n_items += (w->n_panels + j.out[i].panels_per_item - 1) / j.out[i].panels_per_item * j.out[i].token_blocks;
+        integers |= !pe_class_is_float(w->cls);
+        o->first_item = n_items;
+        o->panels_per_item = j.f32 ? 1 : own_rows > 8 ? ITEM_PANELS : streamed ? streamed : 4;
+        o->tokens_per_item = j.f32 ? own_rows : ITEM_TOKENS;
+        n_items += (w->n_panels + o->panels_per_item - 1) / o->panels_per_item *
+                   ((own_rows + o->tokens_per_item - 1) / o->tokens_per_item);
     }
     if (integers && !j.f32) {
         j.per_item = rows * cols > SERIAL_FLOATS ? SERIAL_FLOATS / 4 / cols + 1 : rows;
@@ -170,27 +231,139 @@ static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, f
     pe_parallel(r->width, n_items, matmul_item, &j);
 }
 
+// The product of weight slot i and its bias, slot i + 1.
+static pe_product product_of(const run *r, int i, int64_t rows, float *y) {
+    return (pe_product){
+        .w = &r->m->matrices[r->op->weights[i]], .bias = vector_of(r, i + 1), .y = y, .row0 = 0, .row1 = rows};
+}
+
 static void run_linear(const run *r) {
-    float *y[PE_MAX_OUTPUTS];
-    for (int i = 0; i < r->op->n_outputs; i++) y[i] = out(r, i);
-    multiply(r, in(r, 0), r->s->n_tokens, in_width(r, 0), y);
+    pe_product products[PE_MAX_OUTPUTS];
+    for (int i = 0; i < r->op->n_outputs; i++) products[i] = product_of(r, 2 * i, r->s->n_tokens, out(r, i));
+    multiply(r, in(r, 0), r->s->n_tokens, in_width(r, 0), products, r->op->n_outputs);
+}
+
+static void bend_logits(const run *r, int64_t i) {
+    const pe_logits_parameters *p = &r->op->logits;
+    float *y = r->e->logits + i * p->n_vocab;
+    if (p->scale != 1) r->k->scale(y, (float)p->scale, p->n_vocab, y);
+    if (p->softcap > 0) r->k->softcap(y, (float)p->softcap, p->n_vocab, y);
 }
 
 static void run_logits(const run *r) {
+    const pe_logits_parameters *p = &r->op->logits;
     const int64_t n = in_width(r, 0);
+    if (!r->s->n_rows) return;
     for (int32_t i = 0; i < r->s->n_rows; i++)
         memcpy(r->e->gathered + i * n, in(r, 0) + r->s->rows[i] * n, (size_t)n * sizeof(float));
-    float *y[1] = {r->e->logits};
-    if (r->s->n_rows) multiply(r, r->e->gathered, r->s->n_rows, n, y);
+    pe_product product = product_of(r, 0, r->s->n_rows, r->e->logits);
+    multiply(r, r->e->gathered, r->s->n_rows, n, &product, 1);
+    if (p->scale != 1 || p->softcap > 0) each_row(r, r->s->n_rows, 4 * p->n_vocab, bend_logits);
+}
+
+// ---- mixture of experts ----------------------------------------------------------------------------------------------
+
+// The n_used experts with the highest scores, the lower number first among equals, and their weights.
+static void route_row(const run *r, int64_t t) {
+    const pe_moe_parameters *p = &r->op->moe;
+    const pe_moe *moe = &r->e->moe;
+    float *scores = moe->scores + t * p->n_experts;
+    float *weights = moe->weights + t * p->n_used;
+    int32_t *experts = moe->experts + t * p->n_used;
+    for (int64_t u = 0; u < p->n_used; u++) {
+        int32_t best = -1;
+        for (int32_t e = 0; e < p->n_experts; e++) {
+            bool taken = false;
+            for (int64_t i = 0; i < u; i++) taken |= experts[i] == e;
+            // A NaN is never above anything: where all are, the first that is left is taken, and makes the output NaN.
+            if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+        }
+        experts[u] = best;
+    }
+    const float top = scores[experts[0]];
+    float sum = 0;
+    for (int64_t u = 0; u < p->n_used; u++) sum += weights[u] = expf(scores[experts[u]] - top);
+    if (!p->chosen) {
+        sum = 0;
+        for (int64_t e = 0; e < p->n_experts; e++) sum += expf(scores[e] - top);
+    }
+    for (int64_t u = 0; u < p->n_used; u++) weights[u] /= sum;
+}
+
+// Places each (token, choice) among the rows of its expert, in order of tokens.
+static void sort_by_expert(const run *r) {
+    const pe_moe_parameters *p = &r->op->moe;
+    const pe_moe *moe = &r->e->moe;
+    const int64_t n = r->s->n_tokens * p->n_used;
+    memset(moe->first_row, 0, ((size_t)p->n_experts + 1) * sizeof *moe->first_row);
+    for (int64_t i = 0; i < n; i++) moe->first_row[moe->experts[i] + 1]++;
+    for (int64_t e = 0; e < p->n_experts; e++) moe->first_row[e + 1] += moe->first_row[e];
+    for (int64_t i = 0; i < n; i++) moe->row_of[i] = moe->first_row[moe->experts[i]]++;
+    for (int64_t e = p->n_experts; e > 0; e--) moe->first_row[e] = moe->first_row[e - 1];
+    moe->first_row[0] = 0;
+}
+
+// Appends the products of weight slot i with the experts that have rows.
+static int32_t expert_products(const run *r, int i, float *y, int32_t n) {
+    const pe_moe *moe = &r->e->moe;
+    for (int32_t e = 0; e < r->op->moe.n_experts; e++) {
+        if (moe->first_row[e] == moe->first_row[e + 1]) continue;
+        pe_product o = product_of(r, i, moe->first_row[e + 1], y);
+        o.w += e;
+        if (o.bias) o.bias += e * o.w->rows;
+        o.row0 = moe->first_row[e];
+        moe->products[n++] = o;
+    }
+    return n;
+}
+
+static void gather_row(const run *r, int64_t t) {
+    const int64_t n = in_width(r, 0), n_used = r->op->moe.n_used;
+    for (int64_t u = 0; u < n_used; u++)
+        memcpy(r->e->gathered + r->e->moe.row_of[t * n_used + u] * n, in(r, 0) + t * n, (size_t)n * sizeof(float));
+}
+
+static void expert_activation_row(const run *r, int64_t i) {
+    const int64_t n = r->op->moe.d_ff;
+    float *gate = r->e->moe.gate + i * n;
+    r->k->activation((pe_function)r->op->moe.function, gate, r->e->moe.up + i * n, n, gate);
+}
+
+// In the order in which the token chose them.
+static void combine_row(const run *r, int64_t t) {
+    const pe_moe *moe = &r->e->moe;
+    const int64_t n = in_width(r, 0), n_used = r->op->moe.n_used;
+    float *y = out(r, 0) + t * n;
+    for (int64_t u = 0; u < n_used; u++) {
+        const float *x = r->e->gathered + moe->row_of[t * n_used + u] * n, weight = moe->weights[t * n_used + u];
+        if (u == 0) r->k->scale(x, weight, n, y);
+        else r->k->add(y, x, weight, n, y);
+    }
+}
+
+static void run_moe(const run *r) {
+    const pe_moe_parameters *p = &r->op->moe;
+    const pe_moe *moe = &r->e->moe;
+    const int64_t n_tokens = r->s->n_tokens, d_model = in_width(r, 0), n_rows = n_tokens * p->n_used;
+    pe_product router = product_of(r, 0, n_tokens, moe->scores);
+    multiply(r, in(r, 0), n_tokens, d_model, &router, 1);
+    each_row(r, n_tokens, p->n_experts * p->n_used, route_row);
+    sort_by_expert(r);
+    each_row(r, n_tokens, d_model * p->n_used, gather_row);
+    const int32_t n_gates = expert_products(r, 2, moe->gate, 0);
+    multiply(r, r->e->gathered, n_rows, d_model, moe->products, expert_products(r, 4, moe->up, n_gates));
+    each_row(r, n_rows, 4 * p->d_ff, expert_activation_row);
+    multiply(r, moe->gate, n_rows, p->d_ff, moe->products, expert_products(r, 6, r->e->gathered, 0));
+    each_row(r, n_tokens, d_model * p->n_used, combine_row);
 }
 
 // ---- attention -------------------------------------------------------------------------------------------------------
 
 typedef struct attention_job {
     const run *r;
+    const pe_attention_parameters *p;
     pe_kv_view kv;
     int32_t n_heads, group, tokens_per_tile, n_tiles;
-    float scale;
     int64_t per_item;  // tokens, when writing
     int32_t max_chunks;
 } attention_job;
@@ -210,8 +383,13 @@ static pe_attention attention_of(const attention_job *j, int32_t piece) {
                           .ldq = ld,
                           .ldo = ld,
                           .start = j->r->s->pieces[piece].start,
+                          .end = j->r->s->pieces[piece].end,
                           .n_heads = j->n_heads,
-                          .scale = j->scale};
+                          .causal = j->p->causal,
+                          .window = (int32_t)j->p->window,
+                          .scale = (float)j->p->scale,
+                          .softcap = (float)j->p->softcap,
+                          .sinks = vector_of(j->r, 0)};
 }
 
 static void write_item(void *ctx, int64_t item, int worker) {
@@ -268,10 +446,10 @@ static void merge_item(void *ctx, int64_t item, int worker) {
 static void run_attention(const run *r) {
     const pe_attention_parameters *p = &r->op->attention;
     attention_job j = {.r = r,
+                       .p = p,
                        .kv = pe_engine_layer(r->e, (int32_t)p->layer),
                        .n_heads = (int32_t)p->n_heads,
-                       .group = (int32_t)(p->n_heads / p->n_kv_heads),
-                       .scale = (float)p->scale};
+                       .group = (int32_t)(p->n_heads / p->n_kv_heads)};
     const int64_t kv_width = 4 * p->n_kv_heads * p->head_dim, n_tokens = r->s->n_tokens;
     j.per_item = n_tokens * kv_width > SERIAL_FLOATS ? SERIAL_FLOATS / 2 / kv_width + 1 : n_tokens;
     pe_parallel(r->width, (n_tokens + j.per_item - 1) / j.per_item, write_item, &j);
@@ -319,7 +497,8 @@ pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err) {
         runners[r.op->kind](&r);
         pe_pool_unlock();
         if (!inspect) continue;
-        const int64_t rows = r.op->kind == PE_OP_LOGITS ? e->step.n_rows : e->step.n_tokens;
+        const bool by_rows = r.op->kind == PE_OP_LOGITS || r.op->kind == PE_OP_POOL;
+        const int64_t rows = by_rows ? e->step.n_rows : e->step.n_tokens;
         bool stop = false;
         for (int32_t k = 0; k < r.op->n_outputs; k++)
             stop |= inspect(ctx, r.op, k, out(&r, k), rows, r.m->widths[r.op->outputs[k]]);

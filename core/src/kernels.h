@@ -81,10 +81,28 @@ typedef struct pe_attention {
     const float *q;  // [tokens of the piece, n_heads * head_dim]
     float *out;      // same shape
     int64_t ldq, ldo;
-    int32_t start;  // position of the piece's first token
+    int32_t start, end;  // positions of the piece
     int32_t n_heads;
+    bool causal;
+    int32_t window;  // 0: none
     float scale;
+    float softcap;       // 0: none
+    const float *sinks;  // [n_heads], or NULL
 } pe_attention;
+
+// Keys [first, end) that token t of the piece sees; at least its own.
+typedef struct pe_span {
+    int32_t first, end;
+} pe_span;
+static inline pe_span pe_attention_sees(const pe_attention *a, int32_t t) {
+    const int32_t position = a->start + t;
+    pe_span s = {0, a->causal ? position + 1 : a->end};
+    if (a->window > 0) {
+        if (position >= a->window) s.first = position - a->window + 1;
+        if (a->window < s.end - position) s.end = position + a->window;
+    }
+    return s;
+}
 
 typedef struct pe_kernels {
     const char *name;
@@ -104,19 +122,25 @@ typedef struct pe_kernels {
     void (*linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                        int64_t p1, float *y, int64_t ldy, float *scratch);
 
-    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
+    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);  // y may be x
+    // bias may be NULL. y may be x.
+    void (*layer_norm)(const float *x, const float *weight, const float *bias, float eps, int64_t n, float *y);
     // x, y: [n_heads, head_dim]; table: cos [n_rot / 2], sin [n_rot / 2]. y may be x.
     void (*rope)(const float *x, const float *table, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t pairing,
                  float *y);
-    void (*silu_mul)(const float *gate, const float *up, int64_t n, float *y);  // y may be gate or up
-    void (*add)(const float *a, const float *b, int64_t n, float *y);           // y may be a or b
+    // y = f(x), or f(x) * up where up is not NULL. y may be x or up.
+    void (*activation)(pe_function function, const float *x, const float *up, int64_t n, float *y);
+    void (*add)(const float *a, const float *b, float factor, int64_t n, float *y);  // a + factor * b; y may be a or b
+    void (*scale)(const float *x, float factor, int64_t n, float *y);                // y may be x
+    void (*softcap)(const float *x, float cap, int64_t n, float *y);                 // cap * tanh(x / cap); y may be x
 
     // Writes the keys and values of one token at `position`. k, v: [n_kv_heads, head_dim]
     void (*kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
     // Attends for tokens [t0, t1) of a piece with the query heads of one KV head, over all their keys.
     void (*attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch);
     // The same cut by chunks, for long contexts and few queries: one partial per row for each chunk in [c0, c1) of the
-    // one token t, at partials[chunk * group + row]; merged in chunk order by attention_merge.
+    // one token t, at partials[chunk * group + row]; merged in chunk order by attention_merge. A chunk of which the token
+    // sees nothing is left out.
     void (*attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
                              pe_partial *partials);
     void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);

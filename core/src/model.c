@@ -23,7 +23,8 @@ static void pack_item(void *ctx, int64_t item, int worker) {
     p->m->kernels->pack(p->w, p->format, p->src, p0, p1 < p->w->n_panels ? p1 : p->w->n_panels);
 }
 
-static void shape_matrix(const pe_model *m, const pe_tensor *t, pe_weight *w) {
+// The matrices of a tensor: experts are several.
+static void shape_matrices(const pe_model *m, const pe_tensor *t, pe_weight *w) {
     const pe_format_row *f = pe_format_row_by_type(t->type);
     w->cls = f->cls;
     w->scales = f->scales;
@@ -34,7 +35,8 @@ static void shape_matrix(const pe_model *m, const pe_tensor *t, pe_weight *w) {
     w->n_blocks = w->cols / f->info.block_values;
     w->block_bytes = m->kernels->block_bytes(f->cls, f->scales);
     w->panel_bytes = (size_t)w->n_blocks * w->block_bytes;
-    w->bytes = (size_t)w->n_panels * w->panel_bytes + PREFETCH_TAIL;
+    for (int64_t i = 1; i < t->ne[2]; i++) w[i] = *w;
+    w->bytes = (size_t)t->ne[2] * (size_t)w->n_panels * w->panel_bytes + PREFETCH_TAIL;
 }
 
 static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *use, int threads, pe_error *err) {
@@ -44,9 +46,11 @@ static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *us
         const pe_tensor *t = pe_gguf_tensor(g, i);
         const pe_format_row *f = pe_format_row_by_type(t->type);
         if (use[i].vector >= 0) {
-            float *to = m->vectors[use[i].vector] = malloc((size_t)t->ne[0] * sizeof *to);
+            const int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+            float *to = m->vectors[use[i].vector] = malloc((size_t)n * sizeof *to);
+            m->vector_sizes[use[i].vector] = n;
             if (!to) status = pe_fail(err, PE_ERR_MEMORY, t->name, "out of memory");
-            else pe_format_unpack(f, t->data, t->ne[0], to);
+            else pe_format_unpack(f, t->data, n, to);
         }
         if (use[i].matrix < 0 || status != PE_OK) continue;
         pe_weight *w = &m->matrices[use[i].matrix];
@@ -56,8 +60,12 @@ static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *us
             break;
         }
         const int64_t per_item = w->panel_bytes > 65536 ? 1 : (int64_t)(65536 / w->panel_bytes) + 1;
-        packing p = {m, w, f, t->data, per_item};
-        pe_parallel(width, (w->n_panels + per_item - 1) / per_item, pack_item, &p);
+        for (int64_t e = 0; e < t->ne[2]; e++) {
+            w[e].data = w->data + (size_t)(e * w->n_panels) * w->panel_bytes;
+            const uint8_t *src = (const uint8_t *)t->data + (uint64_t)e * (t->n_bytes / (uint64_t)t->ne[2]);
+            packing p = {m, &w[e], f, src, per_item};
+            pe_parallel(width, (w->n_panels + per_item - 1) / per_item, pack_item, &p);
+        }
     }
     pe_pool_unlock();
     return status;
@@ -71,13 +79,15 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
     if (status != PE_OK) return status;
     m->matrices = calloc((size_t)m->n_matrices, sizeof *m->matrices);
     m->vectors = calloc((size_t)m->n_vectors + 1, sizeof *m->vectors);
-    if (!m->matrices || !m->vectors) return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
+    m->vector_sizes = calloc((size_t)m->n_vectors + 1, sizeof *m->vector_sizes);
+    if (!m->matrices || !m->vectors || !m->vector_sizes) return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
     for (int64_t i = 0; i < n_tensors; i++) {
+        const pe_tensor *t = pe_gguf_tensor(g, i);
         if (use[i].matrix >= 0) {
-            shape_matrix(m, pe_gguf_tensor(g, i), &m->matrices[use[i].matrix]);
+            shape_matrices(m, t, &m->matrices[use[i].matrix]);
             m->bytes += m->matrices[use[i].matrix].bytes;
         }
-        if (use[i].vector >= 0) m->bytes += (uint64_t)pe_gguf_tensor(g, i)->ne[0] * sizeof(float);
+        if (use[i].vector >= 0) m->bytes += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
     }
     pe_machine machine;
     pe_machine_query(&machine);
@@ -123,10 +133,12 @@ void pe_model_retain(pe_model *m) { atomic_fetch_add(&m->references, 1); }
 
 void pe_model_release(pe_model *m) {
     if (!m || atomic_fetch_sub(&m->references, 1) != 1) return;
-    for (int32_t i = 0; m->matrices && i < m->n_matrices; i++) pe_os_free(m->matrices[i].data, m->matrices[i].bytes);
+    for (int32_t i = 0; m->matrices && i < m->n_matrices; i++)
+        if (m->matrices[i].bytes) pe_os_free(m->matrices[i].data, m->matrices[i].bytes);
     for (int32_t i = 0; m->vectors && i < m->n_vectors; i++) free(m->vectors[i]);
     free(m->matrices);
     free(m->vectors);
+    free(m->vector_sizes);
     free(m->layers);
     free(m->widths);
     free(m->ops);
@@ -134,6 +146,7 @@ void pe_model_release(pe_model *m) {
 }
 
 int32_t pe_model_n_vocab(const pe_model *m) { return (int32_t)m->n_vocab; }
+int32_t pe_model_n_outputs(const pe_model *m) { return (int32_t)m->n_outputs; }
 int32_t pe_model_n_layers(const pe_model *m) { return m->n_layers; }
 uint64_t pe_model_weight_bytes(const pe_model *m) { return m->bytes; }
 const char *pe_model_isa(const pe_model *m) { return m->kernels->name; }

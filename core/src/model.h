@@ -42,18 +42,25 @@ typedef struct pe_layer {  // of the KV cache
     int32_t n_kv_heads, head_dim;
 } pe_layer;
 
+enum { PE_MAX_EXPERTS = 1024, PE_MAX_EXPERTS_USED = 64 };
+
 struct pe_model {
     atomic_int references;
     const pe_kernels *kernels;
     pe_precision precision;
     int32_t n_ops, n_values, n_matrices, n_vectors, n_layers;
-    pe_plan_op *ops;      // [n_ops]
-    int64_t *widths;      // [n_values]
-    pe_weight *matrices;  // [n_matrices]; a tensor used twice is here once
-    float **vectors;      // [n_vectors]: norms, biases, rope factors
-    pe_layer *layers;     // [n_layers]
-    int64_t n_vocab, max_columns;
-    uint64_t bytes;  // of matrices and vectors
+    pe_plan_op *ops;  // [n_ops]
+    int64_t *widths;  // [n_values]
+    // [n_matrices]; a tensor used twice is here once; experts are matrices of their own, one behind the other, and the
+    // first of them has the memory of all
+    pe_weight *matrices;
+    float **vectors;        // [n_vectors]: norms, biases, rope factors
+    int64_t *vector_sizes;  // [n_vectors]
+    pe_layer *layers;       // [n_layers]
+    int64_t n_vocab, n_outputs, max_columns;
+    int64_t max_positions;  // rows of an embedding by position; 0: none
+    bool whole_sequences;   // tokens see later ones, or are pooled: a sequence is one piece
+    uint64_t bytes;         // of matrices and vectors
 };
 
 extern const pe_op_info pe_op_infos[PE_N_OPS];
@@ -61,7 +68,7 @@ extern const pe_op_info pe_op_infos[PE_N_OPS];
 // plan.c: checks the ops against the table, each other and the file, and fills the model's ops, widths and layers.
 // use: [n_tensors], receives each tensor's number in matrices or vectors.
 typedef struct pe_tensor_use {
-    int32_t matrix, vector;  // -1: not used as one
+    int32_t matrix, vector;  // its (first) number; -1: not used as one
 } pe_tensor_use;
 pe_status pe_plan_validate(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t n_ops, pe_tensor_use *use,
                            pe_error *err);

@@ -1,6 +1,6 @@
 // Validates a plan. It is built from a file that somebody downloaded, so nothing in it is taken on trust: arity, order,
 // aliasing, shapes and types are checked here, once, and the executor relies on it.
-#include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "model.h"
@@ -73,13 +73,31 @@ static pe_status matrix(checker *c, int i, int64_t cols, const pe_tensor **out) 
     return PE_OK;
 }
 
-// The tensor of weight slot i as a float vector [n].
+// The tensor of weight slot i as matrices of one shape, one for each expert.
+static pe_status experts(checker *c, int i, int64_t n_experts, int64_t rows, int64_t cols) {
+    const pe_tensor *t = pe_gguf_tensor(c->g, c->op->weights[i]);
+    const pe_format_info *f = pe_format_by_type(t->type);
+    if (t->ne[0] != cols || t->ne[1] != rows || t->ne[2] != n_experts || t->ne[3] != 1)
+        return BAD(c, "tensor '%s' is not [%lld, %lld, %lld]: experts, rows, columns", t->name, (long long)n_experts,
+                   (long long)rows, (long long)cols);
+    if (!f->runs) return LACKS(c, "tensor '%s' is %s, which this version cannot run", t->name, f->name);
+    pe_tensor_use *use = &c->use[c->op->weights[i]];
+    if (use->matrix < 0) {
+        use->matrix = c->m->n_matrices;
+        c->m->n_matrices += (int32_t)n_experts;
+    }
+    c->to->weights[i] = use->matrix;
+    return PE_OK;
+}
+
+// The tensor of weight slot i as n floats, if it is there.
 static pe_status vector(checker *c, int i, int64_t n) {
+    if (c->op->weights[i] < 0) return PE_OK;
     const pe_tensor *t = pe_gguf_tensor(c->g, c->op->weights[i]);
     const pe_format_row *f = pe_format_row_by_type(t->type);
-    if (t->ne[0] != n || t->ne[1] * t->ne[2] * t->ne[3] != 1)
-        return BAD(c, "tensor '%s' has %lld values, %lld are needed", t->name,
-                   (long long)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]), (long long)n);
+    const int64_t found = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+    if (found != n)
+        return BAD(c, "tensor '%s' has %lld values, %lld are needed", t->name, (long long)found, (long long)n);
     if (f->cls != PE_CLASS_F32 && f->cls != PE_CLASS_F16 && f->cls != PE_CLASS_BF16)
         return LACKS(c, "tensor '%s' is %s, a vector is F32, F16 or BF16", t->name, f->info.name);
     pe_tensor_use *use = &c->use[c->op->weights[i]];
@@ -100,19 +118,36 @@ static pe_status want_heads(checker *c, int input, int64_t n_heads, int64_t head
 // ---- one check per op: shapes in, shapes out, weights ----------------------------------------------------------------
 
 static pe_status check_embed(checker *c) {
+    const pe_embed_parameters *p = &c->to->embed;
     const pe_tensor *t;
-    TRY(matrix(c, 0, c->to->embed.d_model, &t));
-    if (c->m->n_vocab == 0) c->m->n_vocab = t->ne[1];
-    if (t->ne[1] != c->m->n_vocab)  // tokens are checked against one number of rows
+    if (p->by < PE_EMBED_TOKEN || p->by > PE_EMBED_ZERO) return BAD(c, "no rows are chosen by %lld", (long long)p->by);
+    TRY(matrix(c, 0, p->d_model, &t));
+    int64_t *limit = p->by == PE_EMBED_TOKEN ? &c->m->n_vocab : &c->m->max_positions;
+    if (p->by == PE_EMBED_TOKEN && *limit && t->ne[1] != *limit)  // tokens are checked against one number of rows
         return BAD(c, "tensor '%s' has %lld rows, the vocabulary has %lld", t->name, (long long)t->ne[1],
-                   (long long)c->m->n_vocab);
+                   (long long)*limit);
+    if (p->by != PE_EMBED_ZERO && (*limit == 0 || t->ne[1] < *limit)) *limit = t->ne[1];
     return set_width(c, 0, t->ne[0]);
 }
 
-static pe_status check_rms_norm(checker *c) {
-    if (!(c->to->rms_norm.eps >= 0 && c->to->rms_norm.eps < 1)) return BAD(c, "epsilon is %g", c->to->rms_norm.eps);
-    TRY(vector(c, 0, in_width(c, 0)));
-    return set_width(c, 0, in_width(c, 0));
+// Values that are normed together, with a weight for each of them, or for each of the row.
+static pe_status check_norm(checker *c, double eps, int64_t group, int n_weights) {
+    const int64_t width = in_width(c, 0);
+    if (!(eps >= 0 && eps < 1)) return BAD(c, "epsilon is %g", eps);
+    if (group < 1 || group > width || width % group)
+        return BAD(c, "groups of %lld do not make a row of %lld", (long long)group, (long long)width);
+    for (int i = 0; i < n_weights; i++) {
+        if (c->op->weights[i] < 0) continue;
+        const pe_tensor *t = pe_gguf_tensor(c->g, c->op->weights[i]);
+        TRY(vector(c, i, t->ne[0] == group && t->ne[1] == 1 ? group : width));
+    }
+    return set_width(c, 0, width);
+}
+
+static pe_status check_rms_norm(checker *c) { return check_norm(c, c->to->rms_norm.eps, c->to->rms_norm.group, 1); }
+
+static pe_status check_layer_norm(checker *c) {
+    return check_norm(c, c->to->layer_norm.eps, c->to->layer_norm.group, 2);
 }
 
 static pe_status check_linear(checker *c) {
@@ -121,9 +156,23 @@ static pe_status check_linear(checker *c) {
     for (int i = 0; i < c->op->n_outputs; i++) {
         const pe_tensor *t;
         TRY(matrix(c, 2 * i, in_width(c, 0), &t));
-        if (c->op->weights[2 * i + 1] >= 0) TRY(vector(c, 2 * i + 1, t->ne[1]));
+        TRY(vector(c, 2 * i + 1, t->ne[1]));
         TRY(set_width(c, i, t->ne[1]));
     }
+    return PE_OK;
+}
+
+static pe_status check_split(checker *c) {
+    const pe_split_parameters *p = &c->to->split;
+    const int64_t widths[] = {p->first, p->second, p->third};
+    int64_t left = in_width(c, 0);
+    for (int i = 0; i < c->op->n_outputs; i++) {
+        TRY(set_width(c, i, widths[i]));
+        left -= widths[i];
+    }
+    if (left != 0 || (c->op->n_outputs == 2 && p->third != 0))
+        return BAD(c, "parts of %lld, %lld and %lld do not make a row of %lld", (long long)p->first,
+                   (long long)p->second, (long long)p->third, (long long)in_width(c, 0));
     return PE_OK;
 }
 
@@ -132,7 +181,11 @@ static pe_status check_rope_table(checker *c) {
     if (p->n_rot < 2 || p->n_rot % 2 || p->n_rot > 4096) return BAD(c, "cannot rotate %lld dims", (long long)p->n_rot);
     if (!(p->base > 0 && p->base < 1e12 && p->scale > 0 && p->scale < 1e6))
         return BAD(c, "base %g and scale %g are not possible", p->base, p->scale);
-    if (c->op->weights[0] >= 0) TRY(vector(c, 0, p->n_rot / 2));
+    if (!(p->magnitude > 0 && p->magnitude < 1e6 && p->ramp_low >= -1e6 && p->ramp_low <= p->ramp_high &&
+          p->ramp_high < 1e6))
+        return BAD(c, "magnitude %g and a ramp from %g to %g are not possible", p->magnitude, p->ramp_low,
+                   p->ramp_high);
+    TRY(vector(c, 0, p->n_rot / 2));
     return set_width(c, 0, p->n_rot);
 }
 
@@ -143,7 +196,8 @@ static pe_status check_rope(checker *c) {
     if (c->op->inputs[0] == c->op->inputs[1]) return BAD(c, "rotates its own table");
     if (p->n_rot > p->head_dim || p->n_rot % 2)
         return BAD(c, "rotates %lld of %lld dims", (long long)p->n_rot, (long long)p->head_dim);
-    if (p->pairing != 0 && p->pairing != 1) return BAD(c, "no such pairing: %lld", (long long)p->pairing);
+    if (p->pairing != PE_PAIRING_INTERLEAVED && p->pairing != PE_PAIRING_HALVES)
+        return BAD(c, "no such pairing: %lld", (long long)p->pairing);
     return set_width(c, 0, in_width(c, 0));
 }
 
@@ -158,32 +212,94 @@ static pe_status check_attention(checker *c) {
         return LACKS(c, "a head size of %lld: it must be a multiple of 8, at most %d", (long long)p->head_dim,
                      PE_MAX_HEAD_DIM);
     if (!(p->scale > 0 && p->scale < 1e6)) return BAD(c, "scale is %g", p->scale);
+    if (!(p->softcap >= 0 && p->softcap < 1e6)) return BAD(c, "soft-cap is %g", p->softcap);
+    if (p->causal != 0 && p->causal != 1) return BAD(c, "is causal or not, not %lld", (long long)p->causal);
+    if (p->window < 0 || p->window > INT32_MAX) return BAD(c, "a window of %lld", (long long)p->window);
+    TRY(vector(c, 0, p->n_heads));
+    if (!p->causal) c->m->whole_sequences = true;
     if (p->layer != c->m->n_layers)
         return BAD(c, "is layer %lld, layer %d is next", (long long)p->layer, c->m->n_layers);
     c->m->layers[c->m->n_layers++] = (pe_layer){(int32_t)p->n_kv_heads, (int32_t)p->head_dim};
     return set_width(c, 0, in_width(c, 0));
 }
 
-static pe_status check_silu_mul(checker *c) {
-    TRY(want_width(c, 0, c->to->silu_mul.width));
-    TRY(want_width(c, 1, c->to->silu_mul.width));
+static pe_status check_function(checker *c, int64_t function, bool gated) {
+    if (function < 0 || function >= PE_N_FUNCTIONS) return BAD(c, "no such function: %lld", (long long)function);
+    if (function == PE_FUNCTION_SWIGLU_CLAMPED && !gated)
+        return BAD(c, "this function has a gate and something to gate");
+    return PE_OK;
+}
+
+static pe_status check_activation(checker *c) {
+    for (int i = 0; i < c->op->n_inputs; i++) TRY(want_width(c, i, c->to->activation.width));
+    TRY(check_function(c, c->to->activation.function, c->op->n_inputs == 2));
     return set_width(c, 0, in_width(c, 0));
+}
+
+static pe_status check_factor(checker *c, double factor) {
+    return fabs(factor) < 1e12 ? PE_OK : BAD(c, "the factor is %g", factor);
 }
 
 static pe_status check_add(checker *c) {
     TRY(want_width(c, 0, c->to->add.width));
     TRY(want_width(c, 1, c->to->add.width));
+    TRY(check_factor(c, c->to->add.factor));
     return set_width(c, 0, in_width(c, 0));
 }
 
+static pe_status check_scale(checker *c) {
+    TRY(want_width(c, 0, c->to->scale.width));
+    TRY(check_factor(c, c->to->scale.factor));
+    return set_width(c, 0, in_width(c, 0));
+}
+
+static pe_status check_moe(checker *c) {
+    const pe_moe_parameters *p = &c->to->moe;
+    const int64_t d_model = in_width(c, 0);
+    const pe_tensor *router;
+    if (p->n_experts < 1 || p->n_experts > PE_MAX_EXPERTS || p->n_used < 1 || p->n_used > p->n_experts ||
+        p->n_used > PE_MAX_EXPERTS_USED)
+        return BAD(c, "%lld of %lld experts: at most %d of %d are possible", (long long)p->n_used,
+                   (long long)p->n_experts, PE_MAX_EXPERTS_USED, PE_MAX_EXPERTS);
+    if (p->d_ff < 1 || p->d_ff > MAX_WIDTH) return BAD(c, "a width of %lld is not possible", (long long)p->d_ff);
+    if (p->chosen != 0 && p->chosen != 1) return BAD(c, "chosen is %lld", (long long)p->chosen);
+    TRY(check_function(c, p->function, true));
+    TRY(matrix(c, 0, d_model, &router));
+    if (router->ne[1] != p->n_experts)
+        return BAD(c, "tensor '%s' has %lld rows for %lld experts", router->name, (long long)router->ne[1],
+                   (long long)p->n_experts);
+    TRY(vector(c, 1, p->n_experts));
+    for (int i = 2; i < 8; i += 2) {
+        const int64_t rows = i == 6 ? d_model : p->d_ff, cols = i == 6 ? p->d_ff : d_model;
+        TRY(experts(c, i, p->n_experts, rows, cols));
+        TRY(vector(c, i + 1, p->n_experts * rows));
+    }
+    if (c->m->max_columns < p->d_ff) c->m->max_columns = p->d_ff;
+    return set_width(c, 0, d_model);
+}
+
 static pe_status check_logits(checker *c) {
+    const pe_logits_parameters *p = &c->to->logits;
     const pe_tensor *t;
     TRY(matrix(c, 0, in_width(c, 0), &t));
-    if (c->op->weights[1] >= 0) TRY(vector(c, 1, t->ne[1]));
-    if (t->ne[1] != c->to->logits.n_vocab || t->ne[1] != c->m->n_vocab)
+    TRY(vector(c, 1, t->ne[1]));
+    if (t->ne[1] != p->n_vocab || t->ne[1] != c->m->n_vocab)
         return BAD(c, "tensor '%s' has %lld rows, the vocabulary has %lld", t->name, (long long)t->ne[1],
                    (long long)c->m->n_vocab);
+    if (!(p->scale > 0 && p->scale < 1e6 && p->softcap >= 0 && p->softcap < 1e6))
+        return BAD(c, "scale %g and soft-cap %g are not possible", p->scale, p->softcap);
+    c->m->n_outputs = t->ne[1];
     return set_width(c, 0, t->ne[1]);
+}
+
+static pe_status check_pool(checker *c) {
+    const pe_pool_parameters *p = &c->to->pool;
+    TRY(want_width(c, 0, p->width));
+    if (p->pooling < PE_POOLING_MEAN || p->pooling > PE_POOLING_LAST)
+        return BAD(c, "no such pooling: %lld", (long long)p->pooling);
+    if (p->pooling != PE_POOLING_LAST) c->m->whole_sequences = true;
+    c->m->n_outputs = p->width;
+    return set_width(c, 0, p->width);
 }
 
 static pe_status (*const checks[PE_N_OPS])(checker *) = {
@@ -279,9 +395,11 @@ pe_status pe_plan_validate(pe_model *m, const pe_gguf *g, const pe_op *ops, int3
         memcpy(&c.to->embed, op->parameters, sizeof *c.to - offsetof(pe_plan_op, embed));
         TRY(checks[op->kind](&c));
         m->n_values += op->n_outputs;
-        if ((op->kind == PE_OP_LOGITS) != (i == n_ops - 1)) return BAD(&c, "a plan ends with its only logits op");
+        const bool ends = op->kind == PE_OP_LOGITS || op->kind == PE_OP_POOL;
+        if (ends != (i == n_ops - 1)) return BAD(&c, "a plan ends with its only logits or pool op");
         for (int k = 0; k < op->n_inputs; k++)
             if (m->max_columns < in_width(&c, k)) m->max_columns = in_width(&c, k);
     }
+    if (m->n_vocab == 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "a plan embeds tokens, and this one does not");
     return check_unique(m, err);
 }

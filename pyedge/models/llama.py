@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyedge.errors import ModelError
 from pyedge.models.hparams import HParams, Keys, read
-from pyedge.models.plan import Pairing, PlanBuilder, Rope
+from pyedge.models.plan import Activation, Pairing, PlanBuilder, Rope
 
 if TYPE_CHECKING:
     from pyedge import _core
@@ -42,5 +42,5 @@ def build(p: PlanBuilder, h: HParams) -> None:
         x = x + b.linear(b.attention(b.rope(q, rope), b.rope(k, rope), v), "attn_output")
         gate, up = b.linear(b.rms_norm(x, "ffn_norm"), "ffn_gate", "ffn_up")
         b.require(gate, h.d_ff, "feed_forward_length")
-        x = x + b.linear(p.silu_mul(gate, up), "ffn_down")
+        x = x + b.linear(p.activation(Activation.SILU, gate, up), "ffn_down")
     p.logits(p.rms_norm(x, "output_norm"), "output", tied="token_embd")

@@ -34,11 +34,35 @@ class Op(NamedTuple):
     parameters: list[int | float]
 
 
+class Index(IntEnum):
+    """What chooses a row of an embedding. Like the enums below: numbers of pyedge.h."""
+
+    TOKEN = 0
+    POSITION = 1
+    ZERO = 2  # row 0 for every token: the type of a lone text in an encoder
+
+
 class Pairing(IntEnum):
     """Which dims of a head rope rotates together."""
 
     INTERLEAVED = 0  # (2i, 2i + 1)
     HALVES = 1  # (i, i + n_rot / 2)
+
+
+class Activation(IntEnum):
+    SILU = 0  # x * sigmoid(x)
+    GELU_TANH = 1  # the approximation by tanh      Hendrycks and Gimpel 2016, arXiv:1606.08415
+    GELU = 2  # x * Phi(x), by erf
+    RELU = 3
+    SWIGLU_CLAMPED = 4  # of gpt-oss, always gated: gate at most 7, up within +-7, gate * sigmoid(1.702 gate) * (up + 1)
+
+
+class Pooling(IntEnum):
+    """How the tokens of a text become its embedding."""
+
+    MEAN = 0
+    FIRST = 1  # [CLS]
+    LAST = 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,8 @@ class Rope:
     scale: float = 1.0  # positions are divided by it
     factors: str | None = None  # tensor of n_rot / 2 divisors, `rope_freqs`; left out where the file has none
     pairing: Pairing = Pairing.INTERLEAVED
+    magnitude: float = 1.0  # of cosines and sines
+    ramp: tuple[float, float] = (0.0, 0.0)  # YaRN: the pairs i between which `scale` sets in; (0, 0): it holds for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +100,15 @@ class Plan:
     ops: list[Op]
     widths: list[int]  # of each value
     tensors: dict[int, str]  # number -> `token_embd.weight Q4_1 [49152, 576]`, for those the plan reads
+    pooling: Pooling | None  # of a model that embeds; None: it generates
+    causal: bool  # a token sees none after it, so that a text may be computed in parts
 
     def __str__(self) -> str:
         kinds = [info.name for info in _core.ops()]
         width = max(len(op.name) for op in self.ops)
         lines = []
         for op in self.ops:
-            rows = "rows" if kinds[op.kind] == "logits" else "T"
+            rows = "rows" if kinds[op.kind] in ("logits", "pool") else "T"
             made = " ".join(f"%{i} [{rows}, {self.widths[i]}]" for i in op.outputs)
             call = f"{kinds[op.kind]}({', '.join(f'%{i}' for i in op.inputs)})"
             read = ", ".join(self.tensors[i] for i in op.weights if i >= 0)
@@ -116,8 +144,10 @@ class _State:
         self.names: set[str] = set()
         self.widths: list[int] = []
         self.read: set[int] = set()
-        self.ropes: dict[tuple[int, float, float, int], Value] = {}
+        self.ropes: dict[tuple[int | float, ...], Value] = {}
         self.n_layers = 0
+        self.causal = True
+        self.pooling: Pooling | None = None
 
 
 class PlanBuilder:
@@ -134,15 +164,23 @@ class PlanBuilder:
 
     # ---- ops ---------------------------------------------------------------------------------------------------------
 
-    def embed(self, name: str) -> Value:
-        """Rows of an embedding by token id."""
+    def embed(self, name: str, by: Index = Index.TOKEN) -> Value:
+        """Rows of an embedding."""
         table, _, width = self._matrix(f"{self._prefix}{name}.weight")
-        return self._emit("embed", self._prefix + name, [], [width], [table], d_model=width)[0]
+        return self._emit("embed", self._prefix + name, [], [width], [table], d_model=width, by=int(by))[0]
 
-    def rms_norm(self, x: Value, name: str) -> Value:
-        weight = self._vector(f"{self._prefix}{name}.weight", x.width, required=True)
+    def rms_norm(self, x: Value, name: str, group: int | None = None) -> Value:
+        """group: values that are normed together, `head_dim` for every head by itself; None: the whole row."""
+        weight, group = self._norm_weight(x, name, group)
         eps = self._state.hparams.norm_eps
-        return self._emit("rms_norm", self._prefix + name, [x], [x.width], [weight], eps=eps)[0]
+        return self._emit("rms_norm", self._prefix + name, [x], [x.width], [weight], eps=eps, group=group)[0]
+
+    def layer_norm(self, x: Value, name: str, group: int | None = None) -> Value:
+        """With the bias, if the file has one."""
+        weight, group = self._norm_weight(x, name, group)
+        weights = [weight, self._vector(f"{self._prefix}{name}.bias", x.width)]
+        eps = self._state.hparams.norm_eps
+        return self._emit("layer_norm", self._prefix + name, [x], [x.width], weights, eps=eps, group=group)[0]
 
     @overload
     def linear(self, x: Value, name: str, /) -> Value: ...
@@ -162,6 +200,24 @@ class PlanBuilder:
         made = self._emit("linear", labels[0], [x], widths, weights, labels, n_weights=len(names))
         return made[0] if len(made) == 1 else made
 
+    def split(self, x: Value, **widths: int) -> tuple[Value, ...]:
+        """The parts of x, two or three, by the names that their own weights would have: split(qkv, attn_q=512, ...)."""
+        total = sum(widths.values())
+        self._expect(x, total, f"{' + '.join(map(str, widths.values()))} = {total} is needed")
+        labels = [self._prefix + name for name in widths]
+        parts = [*widths.values(), 0][:3]
+        return self._emit(
+            "split",
+            f"{x.name}_split",
+            [x],
+            list(widths.values()),
+            (),
+            labels,
+            first=parts[0],
+            second=parts[1],
+            third=parts[2],
+        )
+
     def rope(self, x: Value, rope: Rope) -> Value:
         """Rotates every head of x. Named after x: `blk.3.rope_q` for `blk.3.attn_q`."""
         n_heads = x.width // rope.head_dim
@@ -179,38 +235,99 @@ class PlanBuilder:
             pairing=int(rope.pairing),
         )[0]
 
-    def attention(self, q: Value, k: Value, v: Value, scale: float | None = None) -> Value:
-        """The next layer's attention, with the write of k and v to its pages. scale: None for 1 / sqrt(head_dim)."""
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        scale: float | None = None,
+        *,
+        causal: bool = True,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: str | None = None,
+    ) -> Value:
+        """The next layer's attention, with the write of k and v to its pages.
+
+        scale: None for 1 / sqrt(head_dim). window: keys further away than that, the token itself counted, are not seen;
+        0: all are. softcap: 0 for none. sinks: name of a vector with a score for every head."""
         h = self._state.hparams
         for x, n, key in ((q, h.n_heads, "head_count"), (k, h.n_kv_heads, "head_count_kv"), (v, h.n_kv_heads, "")):
             key = f"{h.architecture}.attention.{key or 'head_count_kv'}"
             self._expect(x, n * h.head_dim, f"{key} is {n}, with heads of {h.head_dim}")
         layer = self._state.n_layers
         self._state.n_layers += 1
+        self._state.causal &= causal
+        sink = -1 if sinks is None else self._vector(f"{self._prefix}{sinks}.weight", h.n_heads, required=True)
         return self._emit(
             "attention",
             f"{self._prefix}attn",
             [q, k, v],
             [q.width],
+            [sink],
             layer=layer,
             n_heads=h.n_heads,
             n_kv_heads=h.n_kv_heads,
             head_dim=h.head_dim,
+            causal=int(causal),
+            window=window,
             scale=1.0 / math.sqrt(h.head_dim) if scale is None else scale,
+            softcap=softcap,
         )[0]
 
-    def silu_mul(self, gate: Value, up: Value) -> Value:
-        """silu(gate) * up, in the scope of gate: `blk.3.silu_mul`."""
-        self._expect(up, gate.width, f"{gate.name} is {gate.width} wide")
-        name = f"{gate.name.rpartition('.')[0]}.silu_mul".lstrip(".")
-        return self._emit("silu_mul", name, [gate, up], [gate.width], width=gate.width)[0]
+    def activation(self, function: Activation, x: Value, up: Value | None = None) -> Value:
+        """f(x), or f(x) * up, in the scope of x: `blk.3.gelu`, `blk.3.silu_mul`."""
+        name = f"{x.name.rpartition('.')[0]}.{function.name.lower()}".lstrip(".")
+        inputs = [x]
+        if up is not None:
+            self._expect(up, x.width, f"{x.name} is {x.width} wide")
+            inputs, name = [x, up], f"{name}_mul"
+        return self._emit("activation", name, inputs, [x.width], function=int(function), width=x.width)[0]
 
-    def add(self, x: Value, y: Value) -> Value:
-        """x + y, named after y, the new part of a residual stream: `blk.3.attn_output_add`."""
+    def add(self, x: Value, y: Value, factor: float = 1.0) -> Value:
+        """x + factor * y, named after y, the new part of a residual stream: `blk.3.attn_output_add`."""
         self._expect(y, x.width, f"{x.name} is {x.width} wide")
-        return self._emit("add", f"{y.name}_add", [x, y], [x.width], width=x.width)[0]
+        return self._emit("add", f"{y.name}_add", [x, y], [x.width], width=x.width, factor=factor)[0]
 
-    def logits(self, x: Value, name: str, tied: str | None = None) -> Value:
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._emit("scale", f"{x.name}_scale", [x], [x.width], width=x.width, factor=factor)[0]
+
+    def moe(
+        self, x: Value, n_experts: int, n_used: int, d_ff: int, function: Activation, *, chosen: bool = True
+    ) -> Value:
+        """Experts chosen by `ffn_gate_inp`: `ffn_gate_exps`, `ffn_up_exps` and `ffn_down_exps`, [n_experts, rows,
+        columns], and the biases that the file has. chosen: their weights are the softmax of the chosen experts' scores,
+        not of all."""
+        router, rows, columns = self._matrix(f"{self._prefix}ffn_gate_inp.weight")
+        if (rows, columns) != (n_experts, x.width):
+            raise ModelError(
+                f"{self._prefix}ffn_gate_inp.weight: [{rows}, {columns}], where {n_experts} experts and an input of "
+                f"{x.width} are expected"
+            )
+        weights = [router, self._vector(f"{self._prefix}ffn_gate_inp.bias", n_experts)]
+        for name, shape in (
+            ("ffn_gate_exps", (d_ff, x.width)),
+            ("ffn_up_exps", (d_ff, x.width)),
+            ("ffn_down_exps", (x.width, d_ff)),
+        ):
+            weights.append(self._tensor(f"{self._prefix}{name}.weight", (n_experts, *shape)))
+            weights.append(self._tensor(f"{self._prefix}{name}.bias", (n_experts, shape[0]), required=False))
+        return self._emit(
+            "moe",
+            f"{self._prefix}ffn_moe",
+            [x],
+            [x.width],
+            weights,
+            n_experts=n_experts,
+            n_used=n_used,
+            d_ff=d_ff,
+            function=int(function),
+            chosen=int(chosen),
+        )[0]
+
+    def logits(
+        self, x: Value, name: str, tied: str | None = None, *, scale: float = 1.0, softcap: float = 0.0
+    ) -> Value:
         """The last op, over the rows that are sampled. tied: the embedding to use where the file has no such weight."""
         source = name
         if tied is not None and f"{self._prefix}{name}.weight" not in self._state.index:
@@ -222,7 +339,14 @@ class PlanBuilder:
             n_vocab = self._state.hparams.n_vocab
             raise ModelError(f"{self._prefix}{source}.weight: {rows} rows, but the vocabulary has {n_vocab} tokens")
         weights = [weight, self._vector(f"{self._prefix}{name}.bias", rows)]
-        return self._emit("logits", self._prefix + name, [x], [rows], weights, n_vocab=rows)[0]
+        return self._emit(
+            "logits", self._prefix + name, [x], [rows], weights, n_vocab=rows, scale=scale, softcap=softcap
+        )[0]
+
+    def pool(self, x: Value, pooling: Pooling) -> Value:
+        """The last op of a model that embeds: one row for each text."""
+        self._state.pooling = pooling
+        return self._emit("pool", f"{self._prefix}pool", [x], [x.width], width=x.width, pooling=int(pooling))[0]
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -251,7 +375,7 @@ class PlanBuilder:
             for i, t in enumerate(state.tensors)
             if i in state.read
         }
-        return Plan(state.hparams, state.ops, state.widths, described)
+        return Plan(state.hparams, state.ops, state.widths, described, state.pooling, state.causal)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -292,6 +416,19 @@ class PlanBuilder:
         self._state.read.add(index)
         return index, rows, columns
 
+    def _tensor(self, full: str, shape: tuple[int, ...], required: bool = True) -> int:
+        """Tensor number of a tensor of `shape`, slowest axis first; -1 if the file has none."""
+        index = self._state.index.get(full, -1)
+        if index < 0:
+            if required:
+                self._matrix(full)  # says that it is missing
+            return -1
+        found = tuple(reversed(self._state.tensors[index].shape))
+        if found != shape:
+            raise ModelError(f"{full}: shape {list(found)}, where {list(shape)} is expected")
+        self._state.read.add(index)
+        return index
+
     def _vector(self, full: str, width: int, required: bool = False) -> int:
         """Tensor number of a vector of `width`; -1 if the file has none."""
         index, rows, columns = self._matrix(full, required)
@@ -299,14 +436,34 @@ class PlanBuilder:
             raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {width} is expected")
         return index
 
+    def _norm_weight(self, x: Value, name: str, group: int | None) -> tuple[int, int]:
+        """Tensor number of a norm's weight, and the values that are normed together. The weight has a value for each of
+        them, or for each of the row, in which case it may have the shape [groups, group]."""
+        full = f"{self._prefix}{name}.weight"
+        group = x.width if group is None else group
+        index, rows, columns = self._matrix(full)
+        if (rows, columns) not in ((1, group), (1, x.width), (x.width // group, group)):
+            raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {group} is expected")
+        return index, group
+
     def _rope_table(self, rope: Rope) -> Value:
         state = self._state
         factors = -1 if rope.factors is None else self._vector(f"{rope.factors}.weight", rope.n_rot // 2)
-        key = (rope.n_rot, rope.base, rope.scale, factors)
+        key = (rope.n_rot, rope.base, rope.scale, rope.magnitude, *rope.ramp, factors)
         if key not in state.ropes:
             name = "rope_table" if not state.ropes else f"rope_table_{len(state.ropes)}"
             (state.ropes[key],) = self._emit(
-                "rope_table", name, [], [rope.n_rot], [factors], n_rot=rope.n_rot, base=rope.base, scale=rope.scale
+                "rope_table",
+                name,
+                [],
+                [rope.n_rot],
+                [factors],
+                n_rot=rope.n_rot,
+                base=rope.base,
+                scale=rope.scale,
+                magnitude=rope.magnitude,
+                ramp_low=rope.ramp[0],
+                ramp_high=rope.ramp[1],
             )
         return state.ropes[key]
 

@@ -392,6 +392,22 @@ static void check_rms_norm(const pe_kernels *k, const vector_case *c) {
     CHECK(all_nan(y, n), "NaN is lost");
 }
 
+static void check_layer_norm(const pe_kernels *k, const vector_case *c) {
+    const int64_t n = count(c, "x");
+    const float *x = floats(c, "x", n), *weight = floats(c, "weight", n);
+    const float *bias = find(c, "bias") ? floats(c, "bias", n) : NULL;
+    const float eps = (float)number(c, "eps");
+    float *y = take_floats(n), *in_place = take_floats(n);
+    k->layer_norm(x, weight, bias, eps, n, y);
+    near(y, doubles(c, "want", n), n, 2e-6, number(c, "absolute"), "layer_norm");
+    memcpy(in_place, x, (size_t)n * sizeof *x);
+    k->layer_norm(in_place, weight, bias, eps, n, in_place);
+    CHECK(same(in_place, y, n), "in place, other bits");
+    in_place[n - 1] = NAN;
+    k->layer_norm(in_place, weight, bias, eps, n, y);
+    CHECK(all_nan(y, n), "NaN is lost");
+}
+
 static void check_rope(const pe_kernels *k, const vector_case *c) {
     const int32_t heads = (int32_t)integer(c, "heads"), dim = (int32_t)integer(c, "dim");
     const int32_t n_rot = (int32_t)integer(c, "n_rot"), pairing = (int32_t)integer(c, "pairing");
@@ -415,6 +431,14 @@ static void check_rope(const pe_kernels *k, const vector_case *c) {
 
 typedef void elementwise(const float *a, const float *b, int64_t n, float *y);
 
+// What the kernels below take besides rows.
+static struct {
+    const pe_kernels *k;
+    pe_function function;
+    bool gated;
+    float factor;
+} now;
+
 // Every element is a function of its own inputs: any part of the row, at any alignment, has the same bits.
 static void check_elementwise(elementwise *op, const vector_case *c, double relative, double absolute) {
     const int64_t n = count(c, "a");
@@ -436,9 +460,11 @@ static void check_elementwise(elementwise *op, const vector_case *c, double rela
     memcpy(other, a, (size_t)n * sizeof *a);
     op(other, b, n, other);
     CHECK(same(other, y, n), "in place of the first, other bits");
-    memcpy(other, b, (size_t)n * sizeof *b);
-    op(a, other, n, other);
-    CHECK(same(other, y, n), "in place of the second, other bits");
+    if (now.gated) {
+        memcpy(other, b, (size_t)n * sizeof *b);
+        op(a, other, n, other);
+        CHECK(same(other, y, n), "in place of the second, other bits");
+    }
     for (int64_t i = 0; i < n; i += n / 3 + 1) {
         memcpy(other, a, (size_t)n * sizeof *a);
         other[i] = NAN;
@@ -449,10 +475,35 @@ static void check_elementwise(elementwise *op, const vector_case *c, double rela
     }
 }
 
-static void check_silu_mul(const pe_kernels *k, const vector_case *c) {
-    check_elementwise(k->silu_mul, c, 1e-6, 1e-34);
+static void run_activation(const float *a, const float *b, int64_t n, float *y) {
+    now.k->activation(now.function, a, now.gated ? b : NULL, n, y);
 }
-static void check_add(const pe_kernels *k, const vector_case *c) { check_elementwise(k->add, c, 0x1p-24, 0); }
+static void run_add(const float *a, const float *b, int64_t n, float *y) { now.k->add(a, b, now.factor, n, y); }
+static void run_scale(const float *a, const float *b, int64_t n, float *y) {
+    (void)b;
+    now.k->scale(a, now.factor, n, y);
+}
+static void run_softcap(const float *a, const float *b, int64_t n, float *y) {
+    (void)b;
+    now.k->softcap(a, now.factor, n, y);
+}
+
+static void check_activation(const pe_kernels *k, const vector_case *c) {
+    now.k = k;
+    now.function = (pe_function)integer(c, "function");
+    now.gated = integer(c, "gated") != 0;
+    check_elementwise(run_activation, c, number(c, "relative"), number(c, "absolute"));
+}
+
+static void check_by_factor(const pe_kernels *k, const vector_case *c, elementwise *op) {
+    now.k = k;
+    now.gated = op == run_add;
+    now.factor = (float)number(c, "factor");
+    check_elementwise(op, c, number(c, "relative"), number(c, "absolute"));
+}
+static void check_add(const pe_kernels *k, const vector_case *c) { check_by_factor(k, c, run_add); }
+static void check_scale(const pe_kernels *k, const vector_case *c) { check_by_factor(k, c, run_scale); }
+static void check_softcap(const pe_kernels *k, const vector_case *c) { check_by_factor(k, c, run_softcap); }
 
 // ---- attention -------------------------------------------------------------------------------------------------------
 
@@ -500,14 +551,15 @@ static void attend_in_chunks(const heads *h, int32_t t, pe_partial *partials, fl
 
 static void check_heads(const heads *h, const vector_case *c) {
     const int64_t width = token_width(h), n = h->tokens * width;
-    const int32_t most = pe_attention_rows(h->group) / h->group, start = h->a.start;
+    const int32_t most = pe_attention_rows(h->group) / h->group;
     float *alone = take_floats(n), *y = take_floats(n);
     pe_partial *partials = take((size_t)(h->length / PE_CHUNK + 1) * (size_t)h->group * sizeof *partials);
-    // Each token by itself, when nothing after it is written yet.
+    // Each token by itself, when nothing that it does not see is written yet.
     for (int32_t t = 0; t < h->tokens; t++) {
-        write_positions(h, 0xff, start + t + 1);
+        write_positions(h, 0xff, pe_attention_sees(&h->a, t).end);
         attend(h, t, t + 1, 1, alone);
     }
+    write_positions(h, 0xff, h->length);
     near(alone, doubles(c, "want", n), n, 0, number(c, "tolerance"), "attention");
 
     for (int32_t step = 1; step <= most && step <= h->tokens; step = step < 4 ? step + 1 : 2 * step + 1) {
@@ -515,29 +567,38 @@ static void check_heads(const heads *h, const vector_case *c) {
         attend(h, 0, h->tokens, step, y);
         CHECK(same(y, alone, n), "%d tokens together have other bits than alone", step);
     }
-    memset(y, 0xff, (size_t)n * sizeof *y);
-    for (int32_t t = 0; t < h->tokens; t++) attend_in_chunks(h, t, partials, y);
-    CHECK(same(y, alone, n), "cut by chunks, other bits");
+    if (h->a.causal) {
+        memset(y, 0xff, (size_t)n * sizeof *y);
+        for (int32_t t = 0; t < h->tokens; t++) attend_in_chunks(h, t, partials, y);
+        CHECK(same(y, alone, n), "cut by chunks, other bits");
 
-    // The same tokens as a piece that starts later.
-    heads later = *h;
-    later.a.start += h->tokens / 2;
-    later.a.q += h->tokens / 2 * width;
-    memset(y, 0xff, (size_t)n * sizeof *y);
-    attend(&later, 0, h->tokens - h->tokens / 2, most < 1 ? 1 : most, y);
-    CHECK(same(y, alone + h->tokens / 2 * width, (h->tokens - h->tokens / 2) * width), "a later piece has other bits");
+        // The same tokens as a piece that starts later.
+        heads later = *h;
+        later.a.start += h->tokens / 2;
+        later.a.q += h->tokens / 2 * width;
+        memset(y, 0xff, (size_t)n * sizeof *y);
+        attend(&later, 0, h->tokens - h->tokens / 2, most < 1 ? 1 : most, y);
+        CHECK(same(y, alone + h->tokens / 2 * width, (h->tokens - h->tokens / 2) * width),
+              "a later piece has other bits");
+    }
 
     write_positions(h, 0, h->length);
     memset(y, 0xff, (size_t)n * sizeof *y);
     attend(h, 0, h->tokens, 1, y);
     CHECK(same(y, alone, n), "what free slots hold changes the bits");
 
-    // NaN in the last key reaches the one token that sees it, and no other.
+    // NaN in the last key reaches the tokens that see it, and no other.
     write_positions(h, 0xff, h->length - 1);
     memset(y, 0, (size_t)n * sizeof *y);
     attend(h, 0, h->tokens, most < h->tokens ? most : h->tokens, y);
-    CHECK(same(y, alone, n - width), "NaN in a later slot leaks");
-    CHECK(all_nan(y + n - width, width), "NaN in a slot that is seen is lost");
+    bool leaks = false, lost = false;
+    for (int32_t t = 0; t < h->tokens; t++) {
+        const bool sees = pe_attention_sees(&h->a, t).end == h->length;
+        if (sees) lost = lost || !all_nan(y + t * width, width);
+        else leaks = leaks || !same(y + t * width, alone + t * width, width);
+    }
+    CHECK(!leaks, "NaN in a later slot leaks");
+    CHECK(!lost, "NaN in a slot that is seen is lost");
     n_taken -= 3;
     for (int i = 0; i < 3; i++) free(taken[n_taken + i]);
 }
@@ -548,7 +609,11 @@ static void check_attention(const pe_kernels *k, const vector_case *c) {
     h.a.n_heads = (int32_t)integer(c, "heads");
     h.a.start = (int32_t)integer(c, "start");
     h.a.scale = (float)number(c, "scale");
-    h.length = h.a.start + h.tokens;
+    h.a.softcap = (float)number(c, "softcap");
+    h.a.causal = integer(c, "causal") != 0;
+    h.a.window = (int32_t)integer(c, "window");
+    h.a.end = h.length = h.a.start + h.tokens;
+    h.a.sinks = find(c, "sinks") ? floats(c, "sinks", h.a.n_heads) : NULL;
     h.group = h.a.n_heads / n_kv;
     h.a.ldq = h.a.ldo = (int64_t)h.a.n_heads * dim;
     h.a.q = floats(c, "q", h.tokens * h.a.ldq);
@@ -583,9 +648,12 @@ static struct {
     void (*check)(const pe_kernels *k, const vector_case *c);
     int seen;
 } ops[] = {
-    {"format", check_format, 0},     {"quantize", check_quantize, 0},   {"linear", check_linear, 0},
-    {"rms_norm", check_rms_norm, 0}, {"rope", check_rope, 0},           {"silu_mul", check_silu_mul, 0},
-    {"add", check_add, 0},           {"attention", check_attention, 0},
+    {"format", check_format, 0},         {"quantize", check_quantize, 0},
+    {"linear", check_linear, 0},         {"rms_norm", check_rms_norm, 0},
+    {"layer_norm", check_layer_norm, 0}, {"rope", check_rope, 0},
+    {"activation", check_activation, 0}, {"add", check_add, 0},
+    {"scale", check_scale, 0},           {"softcap", check_softcap, 0},
+    {"attention", check_attention, 0},
 };
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 

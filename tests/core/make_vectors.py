@@ -11,6 +11,7 @@ Layout: `PEKV0001`, the number of cases, then each case: op [24], name [72], num
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -215,6 +216,24 @@ def rms_norm_cases() -> Iterator[Case]:
             yield "rms_norm", f"{n} of {size:g}", {"x": x, "weight": weight, "eps": eps, "want": want}
 
 
+def layer_norm_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(5)
+    for n in (2, 7, 8, 17, 64, 100, 384, 2049):
+        for size, offset in ((1.0, 0.0), (1e-3, 0.0), (1.0, 30.0)):
+            x = (rng.standard_normal(n) * size + offset).astype(np.float32)
+            weight, bias = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+            centred = x.astype(np.float64) - x.astype(np.float64).mean()
+            eps = float(np.float32(1e-5))
+            scale = 1 / np.sqrt(np.mean(centred**2) + eps)
+            # The mean is a sum of n terms of the size of x, and its rounding is amplified as everything is.
+            fields: Fields = {"x": x, "weight": weight, "eps": eps}
+            fields["absolute"] = float((n / 8 + 8) * UNIT * np.abs(x).max() * scale * np.abs(weight).max())
+            if n % 2:
+                fields["bias"] = bias
+            want = centred * scale * weight + (bias if n % 2 else 0)
+            yield "layer_norm", f"{n} of {size:g} about {offset:g}", fields | {"want": want}
+
+
 def rope_cases() -> Iterator[Case]:
     rng = np.random.default_rng(3)
     shapes = ((1, 2, 2), (3, 64, 64), (9, 64, 32), (2, 80, 20), (4, 128, 128), (2, 256, 64), (3, 10, 6))
@@ -234,24 +253,80 @@ def rope_cases() -> Iterator[Case]:
             yield "rope", f"{heads}x{dim}, {n_rot} rotated, pairing {pairing}", fields
 
 
-def silu(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
     with np.errstate(over="ignore"):
-        return x / (1.0 + np.exp(-x))
+        return 1.0 / (1.0 + np.exp(-x))
+
+
+def clamped(x: Array, up: Array) -> Array:
+    gate = np.minimum(x, 7)
+    return gate * sigmoid(1.702 * gate) * (np.clip(up, -7, 7) + 1)
+
+
+erf = np.vectorize(math.erf)
+# By number: of one input, with the error that is allowed relative to the result and to x.
+FUNCTIONS: list[tuple[str, Callable[[Array], Array], float, float]] = [
+    ("silu", lambda x: x * sigmoid(x), 1e-6, 1e-34),
+    # Far below zero a rounding of the exponent is a large part of what is left: of next to nothing.
+    ("gelu_tanh", lambda x: x * sigmoid(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)), 4e-6, 1e-7),
+    ("gelu", lambda x: x / 2 * (1 + erf(x / np.sqrt(2))), 1e-6, 8e-7),  # erf to 1.5e-7, times x / 2 <= 5
+    ("relu", lambda x: np.maximum(x, 0), UNIT, 1e-44),
+]
+
+
+def activation_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    far = [-1e4, -1e10, 1e10, 0, -0.0, 1e-40]
+    sweep = np.concatenate([np.linspace(-130, 130, 4001), np.linspace(-9, 9, 997), far]).astype(np.float32)
+    inputs = {str(n): rng.standard_normal(n).astype(np.float32) * 8 for n in (1, 7, 8, 61, 1000)} | {"sweep": sweep}
+    for number, (name, function, relative, absolute) in enumerate(FUNCTIONS):
+        for title, a in inputs.items():
+            b = rng.standard_normal(a.size).astype(np.float32) * 8
+            for gated in (0, 1):
+                want = function(a.astype(np.float64)) * (b.astype(np.float64) if gated else 1.0)
+                fields = {"a": a, "b": b, "want": want, "function": number, "gated": gated}
+                most = float(np.abs(b).max()) if gated else 1.0
+                fields |= {"relative": relative, "absolute": absolute * most}
+                yield "activation", f"{name}{' gated' if gated else ''} {title}", fields
+    for title, a in inputs.items():
+        b = rng.standard_normal(a.size).astype(np.float32) * 8
+        want = clamped(a.astype(np.float64), b.astype(np.float64))
+        fields = {"a": a, "b": b, "want": want, "function": len(FUNCTIONS), "gated": 1}
+        yield "activation", f"swiglu_clamped {title}", fields | {"relative": 2e-6, "absolute": 2e-6}
 
 
 def elementwise_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(4)
-    for name, n in (("1", 1), ("7", 7), ("8", 8), ("61", 61), ("1000", 1000)):
+    rng = np.random.default_rng(6)
+    for n in (1, 7, 8, 61, 1000):
         a, b = (rng.standard_normal(n).astype(np.float32) * 8 for _ in range(2))
-        yield "silu_mul", name, {"a": a, "b": b, "want": silu(a.astype(np.float64)) * b}
-        yield "add", name, {"a": a, "b": b, "want": a.astype(np.float64) + b}
-    far = [-1e4, -1e10, -1e30, 1e30, 0, -0.0, 1e-40]
-    sweep = np.concatenate([np.linspace(-130, 130, 4001), far]).astype(np.float32)
-    ones = np.ones(sweep.size, np.float32)
-    yield "silu_mul", "from -130 to 130, and far", {"a": sweep, "b": ones, "want": silu(sweep.astype(np.float64))}
+        a64, b64 = a.astype(np.float64), b.astype(np.float64)
+        for factor in (1.0, 0.25, -3.5):
+            # A sum may cancel; without fused operations the product is rounded, too.
+            absolute = 0.0 if factor == 1 else float(2 * UNIT * np.abs(factor * b64).max())
+            fields = {"a": a, "b": b, "factor": factor, "relative": 2 * UNIT, "absolute": absolute}
+            yield "add", f"{n} by {factor}", fields | {"want": a64 + factor * b64}
+            yield "scale", f"{n} by {factor}", fields | {"want": a64 * factor}
+        for cap in (5.0, 30.0):
+            fields = {"a": a * 4, "b": b, "factor": cap, "relative": 1e-6, "absolute": 4e-7 * cap}
+            yield "softcap", f"{n} to {cap}", fields | {"want": cap * np.tanh(a64 * 4 / cap)}
+    far = np.array([-1e30, 1e30, -400, 400, 0, 1e-20], np.float32)
+    fields = {"a": far, "b": far, "factor": 30.0, "relative": 1e-6, "absolute": 1.2e-5}
+    yield "softcap", "far", fields | {"want": 30.0 * np.tanh(far.astype(np.float64) / 30)}
 
 
-def attention_case(dim: int, group: int, n_kv: int, start: int, t: int, sharp: float = 1.0) -> Case:
+def attention_case(
+    dim: int,
+    group: int,
+    n_kv: int,
+    start: int,
+    t: int,
+    *,
+    sharp: float = 1.0,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    causal: bool = True,
+) -> Case:
     """Keys and values are float16 numbers, so that one expectation holds for both cache types."""
     rng = np.random.default_rng([dim, group, start])
     length = start + t
@@ -260,14 +335,26 @@ def attention_case(dim: int, group: int, n_kv: int, start: int, t: int, sharp: f
     scale = float(np.float32(1 / np.sqrt(dim)))
     q64, k64 = q.astype(np.float64).reshape(t, n_kv, group, dim), k.astype(np.float64)
     scores = scale * np.einsum("tngd,jnd->tngj", q64, k64)
-    later = np.arange(length) > start + np.arange(t)[:, None, None, None]
-    scores = np.where(later, -np.inf, scores)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    want = np.einsum("tngj,jnd->tngd", weights / weights.sum(axis=-1, keepdims=True), v.astype(np.float64))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    ahead = np.arange(length) - (start + np.arange(t)[:, None, None, None])
+    seen = ahead <= 0 if causal else np.ones_like(ahead, bool)
+    if window:
+        seen &= np.abs(ahead) < window
+    scores = np.where(seen, scores, -np.inf)
+    sink = rng.standard_normal(n_kv * group).astype(np.float32) if sinks else np.full(n_kv * group, -np.inf)
+    by_head = sink.astype(np.float64).reshape(n_kv, group, 1)
+    top = np.maximum(scores.max(axis=-1, keepdims=True), by_head)
+    weights = np.exp(scores - top)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(by_head - top)
+    want = np.einsum("tngj,jnd->tngd", weights, v.astype(np.float64))
     fields = {"q": q, "k": k, "v": v, "heads": n_kv * group, "kv_heads": n_kv, "dim": dim, "start": start, "tokens": t}
+    fields |= {"window": window, "softcap": softcap, "causal": int(causal)} | ({"sinks": sink} if sinks else {})
     # A score is wrong by at most dim roundings of |q| |k|, and its exponential by as much, relatively.
     tolerance = (dim + 64) * UNIT * max(1.0, float(np.abs(scores[np.isfinite(scores)]).max())) * float(np.abs(v).max())
-    name = f"{n_kv * group} heads of {dim} over {n_kv}, {t} at {start}" + (", sharp" if sharp > 1 else "")
+    kinds = [("sharp", sharp > 1), (f"window {window}", window), (f"cap {softcap:g}", softcap), ("sinks", sinks)]
+    kinds += [("both ways", not causal)]
+    name = f"{n_kv * group} of {dim} over {n_kv}, {t} at {start}" + "".join(f", {kind}" for kind, it in kinds if it)
     return "attention", name, fields | {"scale": scale, "want": want, "tolerance": tolerance}
 
 
@@ -279,6 +366,14 @@ def attention_cases() -> Iterator[Case]:
     ):  # fmt: skip
         yield attention_case(*shape)
     yield attention_case(64, 3, 1, 130, 3, sharp=30.0)
+    for window in (1, 7, 63, 64, 65, 130):
+        yield attention_case(16, 3, 1, 0, 150, window=window)
+        yield attention_case(32, 2, 2, 193, 9, window=window, softcap=20.0)
+    yield attention_case(64, 3, 2, 66, 5, softcap=3.0)
+    yield attention_case(64, 3, 2, 66, 5, sinks=True)
+    yield attention_case(16, 8, 1, 250, 7, sinks=True, window=70)
+    for t, window in ((1, 0), (9, 0), (70, 0), (140, 0), (9, 4), (140, 1), (140, 40), (140, 64), (140, 100)):
+        yield attention_case(32, 1, 3, 0, t, causal=False, window=window)
 
 
 def main(out: str, lines: Iterable[str]) -> None:
@@ -287,8 +382,8 @@ def main(out: str, lines: Iterable[str]) -> None:
     if missing:
         raise SystemExit(f"error: make_vectors.py: no row in SCALES for {', '.join(missing)}; add where its scales are")
     makers: list[Callable[[], Iterator[Case]]] = [
-        lambda: format_cases(formats), lambda: linear_cases(formats), quantize_cases, rms_norm_cases, rope_cases,
-        elementwise_cases, attention_cases,
+        lambda: format_cases(formats), lambda: linear_cases(formats), quantize_cases, rms_norm_cases, layer_norm_cases,
+        rope_cases, activation_cases, elementwise_cases, attention_cases,
     ]  # fmt: skip
     Path(out).write_bytes(pack([case for make in makers for case in make()]))
 

@@ -87,14 +87,25 @@ static int32_t norm(plan *p, int32_t x, const char *name) {
     add_input(op, x);
     add_weight(p, op, "weight");
     op->parameters[0].f = 1e-5;
+    op->parameters[1].i = pe_gguf_tensor(p->g, op->weights[0])->ne[0];
     return op->outputs[0];
 }
 
-static int32_t two(plan *p, const char *kind, int32_t a, int32_t b, int64_t width, const char *name) {
-    pe_op *op = add_op(p, kind, "%s", name);
+static int32_t add(plan *p, int32_t a, int32_t b, int64_t width, const char *name) {
+    pe_op *op = add_op(p, "add", "%s", name);
     add_input(op, a);
     add_input(op, b);
     op->parameters[0].i = width;
+    op->parameters[1].f = 1;
+    return op->outputs[0];
+}
+
+static int32_t silu_mul(plan *p, int32_t gate, int32_t up, int64_t width, const char *name) {
+    pe_op *op = add_op(p, "activation", "%s", name);
+    add_input(op, gate);
+    add_input(op, up);
+    op->parameters[0].i = PE_FUNCTION_SILU;
+    op->parameters[1].i = width;
     return op->outputs[0];
 }
 
@@ -115,12 +126,13 @@ static void build(plan *p, const pe_gguf *g) {
     pe_op *op = add_op(p, "embed", "token_embd");
     add_weight(p, op, "weight");
     op->parameters[0].i = width;
+    op->parameters[1].i = PE_EMBED_TOKEN;
     int32_t x = op->outputs[0];
     op = add_op(p, "rope_table", "rope_freqs");
     add_weight(p, op, "weight");
     op->parameters[0].i = dim;
     op->parameters[1].f = 10000;
-    op->parameters[2].f = 1;
+    op->parameters[2].f = op->parameters[3].f = 1;
     const int32_t table = op->outputs[0];
     for (int i = 0; i < layers; i++) {
         char name[64];
@@ -137,17 +149,19 @@ static void build(plan *p, const pe_gguf *g) {
         op->parameters[1].i = heads;
         op->parameters[2].i = kv;
         op->parameters[3].i = dim;
-        op->parameters[4].f = 1 / sqrt((double)dim);
+        op->parameters[4].i = 1;
+        op->parameters[6].f = 1 / sqrt((double)dim);
+        op->weights[op->n_weights++] = -1;
         h = linear(p, op->outputs[0], i, "attn_output");
         snprintf(name, sizeof name, "blk.%d.attn_add", i);
-        x = two(p, "add", x, h, width, name);
+        x = add(p, x, h, width, name);
         snprintf(name, sizeof name, "blk.%d.ffn_norm", i);
         h = norm(p, x, name);
         const int32_t gate = linear(p, h, i, "ffn_gate"), up = linear(p, h, i, "ffn_up");
         snprintf(name, sizeof name, "blk.%d.silu", i);
-        h = linear(p, two(p, "silu_mul", gate, up, wide, name), i, "ffn_down");
+        h = linear(p, silu_mul(p, gate, up, wide, name), i, "ffn_down");
         snprintf(name, sizeof name, "blk.%d.ffn_add", i);
-        x = two(p, "add", x, h, width, name);
+        x = add(p, x, h, width, name);
     }
     x = norm(p, x, "output_norm");
     op = add_op(p, "logits", "output");
@@ -155,6 +169,7 @@ static void build(plan *p, const pe_gguf *g) {
     add_weight(p, op, "weight");
     add_weight(p, op, "bias");
     op->parameters[0].i = pe_gguf_tensor(g, op->weights[0])->ne[1];
+    op->parameters[1].f = 1;
 }
 
 // ---- steps -----------------------------------------------------------------------------------------------------------

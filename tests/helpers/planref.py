@@ -7,6 +7,7 @@ blocks of 32 as the core does, and kv_type="f16" rounds keys and values, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +37,17 @@ class Context:
         assert found is not None
         return found[0]
 
-    def product(self, x: Array, i: int) -> Array:
-        """x W^T + b for weights i (the matrix) and i + 1 (its bias, which may be absent)."""
-        found = self.weights[i]
+    def product(self, x: Array, i: int, expert: int | None = None) -> Array:
+        """x W^T + b for weights i (the matrix, or an expert's) and i + 1 (its bias, which may be absent)."""
+        found, bias = self.weights[i], self.weights[i + 1]
         assert found is not None
         values, type_name = found
         if self.precision == "fast" and type_name not in FLOAT_TYPES:
             x = _rounded(x)
-        bias = self.weights[i + 1]
-        return x @ values.T + (0.0 if bias is None else bias[0])
+        added = 0.0 if bias is None else bias[0]
+        if expert is not None:
+            values, added = values[expert], added if bias is None else bias[0][expert]
+        return x @ values.T + added
 
 
 def _rounded(x: Array) -> Array:
@@ -63,25 +66,49 @@ def _steps(blocks: Array) -> tuple[Array, Array]:
 
 
 def _embed(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
-    return [c.weight(0)[c.tokens]]
+    rows = {0: c.tokens, 1: np.arange(len(c.tokens)), 2: np.zeros_like(c.tokens)}[int(p["by"])]
+    return [c.weight(0)[rows]]
+
+
+def _by_groups(x: Array, weight: Array, group: int) -> tuple[Array, Array]:
+    """x as [T, groups, group], and the weight as it multiplies that."""
+    return x.reshape(len(x), -1, group), weight.reshape(-1, group)
 
 
 def _rms_norm(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
-    (x,) = inputs
-    return [x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + p["eps"]) * c.weight(0)]
+    x, weight = _by_groups(inputs[0], c.weight(0), int(p["group"]))
+    y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + p["eps"]) * weight
+    return [y.reshape(inputs[0].shape)]
+
+
+def _layer_norm(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
+    x, weight = _by_groups(inputs[0], c.weight(0), int(p["group"]))
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + p["eps"]) * weight
+    if c.weights[1] is not None:
+        y = y + c.weight(1).reshape(-1, y.shape[-1])
+    return [y.reshape(inputs[0].shape)]
 
 
 def _linear(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
     return [c.product(inputs[0], 2 * i) for i in range(int(p["n_weights"]))]
 
 
+def _split(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
+    widths = [int(p[k]) for k in ("first", "second", "third") if p[k]]
+    return np.split(inputs[0], np.cumsum(widths)[:-1], axis=1)
+
+
 def _rope_table(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
     """Here all cosines, then all sines; how the core lays them out is its own affair."""
     n = int(p["n_rot"]) // 2
     factors = np.ones(n) if c.weights[0] is None else c.weight(0)
-    frequencies = float(p["base"]) ** (-np.arange(n) / n) / (p["scale"] * factors)
+    frequencies = float(p["base"]) ** (-np.arange(n) / n) / factors
+    low, high = p["ramp_low"], p["ramp_high"]
+    above = np.clip((np.arange(n) - low) / (high - low), 0, 1) if low < high else np.ones(n)
+    frequencies = frequencies / p["scale"] * above + frequencies * (1 - above)
     angles = np.arange(len(c.tokens))[:, None] * frequencies
-    return [np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)]
+    return [p["magnitude"] * np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)]
 
 
 def _rope(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
@@ -105,42 +132,103 @@ def _attention(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
         k, v = k.astype(np.float16).astype(np.float64), v.astype(np.float16).astype(np.float64)
     q = q.reshape(len(q), n_heads, head_dim)
     k, v = (np.repeat(x.reshape(len(x), n_kv, head_dim), n_heads // n_kv, axis=1) for x in (k, v))
-    scores = np.einsum("ihd,jhd->hij", q, k) * p["scale"]
-    scores = np.where(np.tri(len(q), dtype=bool), scores, -np.inf)
-    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    out = np.einsum("hij,jhd->ihd", scores / scores.sum(axis=-1, keepdims=True), v)
+    scores = _softcap(np.einsum("ihd,jhd->hij", q, k) * p["scale"], p["softcap"])
+    ahead = np.arange(len(q))[None, :] - np.arange(len(q))[:, None]  # of key j before query i
+    seen = ahead <= 0 if p["causal"] else np.ones_like(ahead, dtype=bool)
+    if p["window"]:
+        seen &= np.abs(ahead) < p["window"]
+    scores = np.where(seen, scores, -np.inf)
+    sinks = np.full(n_heads, -np.inf) if c.weights[0] is None else c.weight(0)
+    top = np.maximum(scores.max(axis=-1), sinks[:, None])[..., None]
+    scores = np.exp(scores - top)
+    total = scores.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - top)
+    out = np.einsum("hij,jhd->ihd", scores / total, v)
     return [out.reshape(len(q), -1)]
 
 
-def _silu_mul(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
-    gate, up = inputs
-    return [gate / (1.0 + np.exp(-gate)) * up]
+def _softcap(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+_erf = np.vectorize(math.erf)
+FUNCTIONS: list[Callable[[Array], Array]] = [  # by number; the last, which has a second input, is below
+    lambda x: x * _sigmoid(x),
+    lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    lambda x: x / 2 * (1 + _erf(x / np.sqrt(2))),
+    lambda x: np.maximum(x, 0),
+]
+
+
+def _apply(function: int, x: Array, up: Array | None = None) -> Array:
+    if function < len(FUNCTIONS):
+        return FUNCTIONS[function](x) * (1.0 if up is None else up)
+    assert up is not None
+    gate, up = np.minimum(x, 7), np.clip(up, -7, 7)
+    return gate * _sigmoid(1.702 * gate) * (up + 1)
+
+
+def _activation(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
+    return [_apply(int(p["function"]), *inputs)]
 
 
 def _add(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
-    return [inputs[0] + inputs[1]]
+    return [inputs[0] + p["factor"] * inputs[1]]
+
+
+def _scale(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
+    return [p["factor"] * inputs[0]]
+
+
+def _moe(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
+    (x,) = inputs
+    scores = c.product(x, 0)
+    y = np.zeros_like(x)
+    for t, row in enumerate(x):
+        best = np.argsort(-scores[t], kind="stable")[: int(p["n_used"])]
+        weights = np.exp(scores[t] - scores[t].max())
+        weights = weights / (weights[best] if p["chosen"] else weights).sum()
+        for e in best:
+            gate, up = c.product(row[None], 2, int(e)), c.product(row[None], 4, int(e))
+            y[t] += weights[e] * c.product(_apply(int(p["function"]), gate, up), 6, int(e))[0]
+    return [y]
 
 
 def _logits(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
-    return [c.product(inputs[0], 0)]
+    return [_softcap(c.product(inputs[0], 0) * p["scale"], p["softcap"])]
+
+
+def _pool(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
+    """Of the whole sequence, once for each of its rows: as the core does when all rows are asked for."""
+    (x,) = inputs
+    one = [x.mean(axis=0), x[0], None][int(p["pooling"])]
+    return [x if one is None else np.tile(one, (len(x), 1))]
 
 
 OPS: dict[str, Callable[[Context, list[Array], Numbers], list[Array]]] = {
     "embed": _embed,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "linear": _linear,
+    "split": _split,
     "rope_table": _rope_table,
     "rope": _rope,
     "attention": _attention,
-    "silu_mul": _silu_mul,
+    "activation": _activation,
     "add": _add,
+    "scale": _scale,
+    "moe": _moe,
     "logits": _logits,
+    "pool": _pool,
 }
 
 
 @dataclass(frozen=True)
 class Reference:
-    logits: Array  # [T, n_vocab]
+    logits: Array  # [T, n_vocab]; of a plan that pools, [T, width]
     outputs: dict[str, list[Array]]  # of every op, by its name: [T, width] each
 
 

@@ -26,7 +26,8 @@ def numbers(plan: Plan, name: str) -> dict[str, int | float]:
 
 def test_rope_is_interleaved_and_scaled(tmp_path: Path) -> None:
     _, plan = plan_of(tmp_path, n_embd=64, n_head=4, n_kv=2, n_rot=8, rope_base=5e5, linear_scale=4.0)
-    assert numbers(plan, "rope_table") == {"n_rot": 8, "base": 5e5, "scale": 4.0}
+    table = numbers(plan, "rope_table")
+    assert table == {"n_rot": 8, "base": 5e5, "scale": 4.0, "magnitude": 1.0, "ramp_low": 0.0, "ramp_high": 0.0}
     assert numbers(plan, "blk.0.rope_q") == {"n_heads": 4, "head_dim": 16, "n_rot": 8, "pairing": 0}
     assert numbers(plan, "blk.0.rope_k")["n_heads"] == 2
 
@@ -41,7 +42,8 @@ def test_rope_factors_are_read(tmp_path: Path) -> None:
 
 def test_attention_shape(tmp_path: Path) -> None:
     _, plan = plan_of(tmp_path, n_embd=72, n_head=9, n_kv=3, head_dim=16)
-    assert numbers(plan, "blk.1.attn") == {"layer": 1, "n_heads": 9, "n_kv_heads": 3, "head_dim": 16, "scale": 0.25}
+    shape = {"layer": 1, "n_heads": 9, "n_kv_heads": 3, "head_dim": 16, "scale": 0.25}
+    assert numbers(plan, "blk.1.attn") == shape | {"causal": 1, "window": 0, "softcap": 0.0}
 
 
 def test_every_tensor_of_a_full_file_is_read(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_text_has_one_op_a_line(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, n_layer=1, types="Q8_0")
     lines = str(plan).splitlines()
     assert len(lines) == len(plan.ops)
-    last = "output logits(%17) -> %18 [rows, 281] n_vocab=281 output.weight Q8_0 [281, 64]"
+    last = "output logits(%17) -> %18 [rows, 281] n_vocab=281 scale=1 softcap=0 output.weight Q8_0 [281, 64]"
     assert " ".join(lines[-1].split()) == last
     assert all(o.name in line for o, line in zip(plan.ops, lines, strict=True))
 

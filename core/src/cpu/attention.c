@@ -100,44 +100,55 @@ PE_INLINE void value_rows(const int32_t type, const int R, const chunk *c, const
     for (; d < kv->head_dim; d += VL) value_tile(type, R, 1, c, kv, d, j0, j1, scores, acc);
 }
 
-// The partials of R query rows over one chunk. seen[r]: keys of the chunk that row r may see, at least 1.
-PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, const pe_kv_view *kv, float scale,
-                            const float *const *q, const int *seen, pe_partial *const *out) {
+// The partials of R query rows over one chunk. sees[r]: keys of the chunk that row r sees, at least one.
+PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, const pe_attention *a,
+                            const float *const *q, const pe_span *sees, pe_partial *const *out) {
+    const pe_kv_view *kv = &a->kv;
     float scores[ROWS_PER_TILE][PE_CHUNK];
     score_rows(type, R, c, q, kv->head_dim, scores);
-    int common = PE_CHUNK;
+    pe_span common = {0, PE_CHUNK};
     for (int r = 0; r < R; r++) {
         vf top = vf_set1(-INFINITY), sum = vf_zero();
-        const int n = seen[r], vectors = (n + VL - 1) / VL;
+        const int first = sees[r].first, end = sees[r].end, vectors = (end + VL - 1) / VL;
         for (int v = 0; v < vectors; v++) {
-            const vf s = vf_keep_n(vf_mul(vf_load(scores[r] + v * VL), vf_set1(scale)), n - v * VL, -INFINITY);
+            vf s = vf_mul(vf_load(scores[r] + v * VL), vf_set1(a->scale));
+            if (a->softcap > 0) s = vf_softcap(s, a->softcap);
+            s = vf_keep_n(s, end - v * VL, -INFINITY);
+            if (first > v * VL) s = vf_drop_n(s, first - v * VL, -INFINITY);
             vf_store(scores[r] + v * VL, s);
             top = vf_max(top, s);
         }
         out[r]->m = vf_hmax(top);
         for (int v = 0; v < vectors; v++) {
-            const vf p = vf_exp(vf_sub(vf_load(scores[r] + v * VL), vf_set1(out[r]->m)));
-            const vf kept = vf_keep_n(p, n - v * VL, 0);
-            vf_store(scores[r] + v * VL, kept);
-            sum = vf_add(sum, kept);
+            vf p = vf_exp(vf_sub(vf_load(scores[r] + v * VL), vf_set1(out[r]->m)));
+            p = vf_keep_n(p, end - v * VL, 0);
+            if (first > v * VL) p = vf_drop_n(p, first - v * VL, 0);
+            vf_store(scores[r] + v * VL, p);
+            sum = vf_add(sum, p);
         }
         out[r]->l = vf_sum(sum);
         memset(out[r]->acc, 0, (size_t)kv->head_dim * sizeof(float));
-        if (n < common) common = n;
+        if (first > common.first) common.first = first;
+        if (end < common.end) common.end = end;
     }
+    // Each row's values in order of the keys it sees, and no others: even a zero times a value could change a zero's sign.
     float (*all[ROWS_PER_TILE])[PE_CHUNK];
     float *acc[ROWS_PER_TILE];
     for (int r = 0; r < R; r++) all[r] = &scores[r], acc[r] = out[r]->acc;
-    value_rows(type, R, c, kv, 0, common, all, acc);
+    if (common.first >= common.end) common.first = common.end = PE_CHUNK;
+    for (int r = 0; r < R; r++) {
+        const int before = sees[r].end < common.first ? sees[r].end : common.first;
+        if (sees[r].first < before) value_rows(type, 1, c, kv, sees[r].first, before, all + r, acc + r);
+    }
+    if (common.first < common.end) value_rows(type, R, c, kv, common.first, common.end, all, acc);
     for (int r = 0; r < R; r++)
-        if (seen[r] > common) value_rows(type, 1, c, kv, common, seen[r], all + r, acc + r);
+        if (sees[r].end > common.end) value_rows(type, 1, c, kv, common.end, sees[r].end, all + r, acc + r);
 }
 
-#define PARTIAL_FN(name, type, R)                                                                          \
-    __attribute__((flatten, noinline)) static void name(const chunk *c, const pe_kv_view *kv, float scale, \
-                                                        const float *const *q, const int *seen,            \
-                                                        pe_partial *const *out) {                          \
-        partial_rows(type, R, c, kv, scale, q, seen, out);                                                 \
+#define PARTIAL_FN(name, type, R)                                                                                     \
+    __attribute__((flatten, noinline)) static void name(const chunk *c, const pe_attention *a, const float *const *q, \
+                                                        const pe_span *sees, pe_partial *const *out) {                \
+        partial_rows(type, R, c, a, q, sees, out);                                                                    \
     }
 PARTIAL_FN(partial_f32_1, PE_KV_F32, 1)
 PARTIAL_FN(partial_f32_2, PE_KV_F32, 2)
@@ -148,7 +159,7 @@ PARTIAL_FN(partial_f16_2, PE_KV_F16, 2)
 PARTIAL_FN(partial_f16_3, PE_KV_F16, 3)
 PARTIAL_FN(partial_f16_4, PE_KV_F16, 4)
 
-typedef void partial_fn(const chunk *c, const pe_kv_view *kv, float scale, const float *const *q, const int *seen,
+typedef void partial_fn(const chunk *c, const pe_attention *a, const float *const *q, const pe_span *sees,
                         pe_partial *const *out);
 static partial_fn *const partials_of[2][ROWS_PER_TILE] = {
     [PE_KV_F32] = {partial_f32_1, partial_f32_2, partial_f32_3, partial_f32_4},
@@ -165,9 +176,16 @@ static void merge(pe_partial *into, const pe_partial *from, int head_dim) {
         vf_store(into->acc + d, vf_fma(vf_load(from->acc + d), b, vf_mul(vf_load(into->acc + d), a)));
 }
 
-static void finish(const pe_partial *p, int head_dim, float *out) {
-    const vf inverse = vf_div(vf_set1(1), vf_set1(p->l));
-    for (int d = 0; d < head_dim; d += VL) vf_store(out + d, vf_mul(vf_load(p->acc + d), inverse));
+// A sink is one more score in the softmax, of a key whose value is zero.
+static void finish(const pe_partial *p, const float *sink, int head_dim, float *out) {
+    vf by = vf_set1(p->l), times = vf_set1(1);
+    if (sink) {
+        const vf m = vf_max(vf_set1(p->m), vf_set1(*sink));
+        times = vf_exp(vf_sub(vf_set1(p->m), m));
+        by = vf_fma(by, times, vf_exp(vf_sub(vf_set1(*sink), m)));
+    }
+    const vf factor = vf_div(times, by);
+    for (int d = 0; d < head_dim; d += VL) vf_store(out + d, vf_mul(vf_load(p->acc + d), factor));
 }
 
 // Query rows of the call: token t0 + i / group, query head kv_head * group + i % group.
@@ -175,61 +193,84 @@ PE_INLINE int64_t row_offset(const pe_attention *a, int32_t kv_head, int group, 
     return (t0 + i / group) * ld + (int64_t)(kv_head * group + i % group) * a->kv.head_dim;
 }
 
+PE_INLINE const float *sink_of(const pe_attention *a, int32_t kv_head, int group, int i) {
+    return a->sinks ? a->sinks + kv_head * group + i % group : NULL;
+}
+
+// What a token sees of chunk c, from the chunk's first key on.
+PE_INLINE pe_span sees_of_chunk(const pe_attention *a, int32_t t, int32_t c) {
+    pe_span s = pe_attention_sees(a, t);
+    s.first -= c * PE_CHUNK;
+    s.end -= c * PE_CHUNK;
+    return (pe_span){s.first > 0 ? s.first : 0, s.end < PE_CHUNK ? s.end : PE_CHUNK};
+}
+
 void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch) {
     const int group = a->n_heads / a->kv.n_kv_heads, rows = (t1 - t0) * group, head_dim = a->kv.head_dim;
     pe_partial *state = scratch, *fresh = scratch + pe_attention_rows(group);  // [rows], [ROWS_PER_TILE]
-    const int32_t last = a->start + t1 - 1;                                    // position of the last query
-    for (int32_t c = 0; c * PE_CHUNK <= last; c++) {
+    // Both ends of what a token sees grow with its position: the rows that see some of a chunk lie side by side.
+    const int32_t end = pe_attention_sees(a, t1 - 1).end;
+    for (int32_t c = pe_attention_sees(a, t0).first / PE_CHUNK; c * PE_CHUNK < end; c++) {
         chunk keys;
-        const int32_t n = last + 1 - c * PE_CHUNK;
+        const int32_t n = end - c * PE_CHUNK;
         open_chunk(&a->kv, kv_head, c, n < PE_CHUNK ? n : PE_CHUNK, &keys);
-        int i = 0;
-        while (i < rows && a->start + t0 + i / group < c * PE_CHUNK) i++;  // rows that see none of the chunk
-        while (i < rows) {
+        int i = 0, to = rows;
+        while (i < rows && sees_of_chunk(a, t0 + i / group, c).end <= 0) i++;
+        while (to > i && sees_of_chunk(a, t0 + (to - 1) / group, c).first >= PE_CHUNK) to--;
+        while (i < to) {
             const float *q[ROWS_PER_TILE];
             pe_partial *out[ROWS_PER_TILE];
-            int seen[ROWS_PER_TILE], R = 0;
-            for (; R < ROWS_PER_TILE && i + R < rows; R++) {
-                const int32_t sees = a->start + t0 + (i + R) / group + 1 - c * PE_CHUNK;
-                seen[R] = sees < PE_CHUNK ? sees : PE_CHUNK;
+            pe_span sees[ROWS_PER_TILE];
+            int R = 0;
+            for (; R < ROWS_PER_TILE && i + R < to; R++) {
+                const int32_t t = t0 + (i + R) / group;
+                sees[R] = sees_of_chunk(a, t, c);
                 q[R] = a->q + row_offset(a, kv_head, group, t0, i + R, a->ldq);
-                out[R] = c == 0 ? &state[i + R] : &fresh[R];
+                out[R] = c == pe_attention_sees(a, t).first / PE_CHUNK ? &state[i + R] : &fresh[R];
             }
-            partials_of[a->kv.type][R - 1](&keys, &a->kv, a->scale, q, seen, out);
-            for (int r = 0; r < R && c > 0; r++) merge(&state[i + r], &fresh[r], head_dim);
+            partials_of[a->kv.type][R - 1](&keys, a, q, sees, out);
+            for (int r = 0; r < R; r++)
+                if (out[r] == &fresh[r]) merge(&state[i + r], &fresh[r], head_dim);
             i += R;
         }
     }
-    for (int i = 0; i < rows; i++) finish(&state[i], head_dim, a->out + row_offset(a, kv_head, group, t0, i, a->ldo));
+    for (int i = 0; i < rows; i++)
+        finish(&state[i], sink_of(a, kv_head, group, i), head_dim,
+               a->out + row_offset(a, kv_head, group, t0, i, a->ldo));
 }
 
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
                              pe_partial *partials) {
     const int group = a->n_heads / a->kv.n_kv_heads;
-    for (int32_t c = c0; c < c1; c++) {
+    const int32_t first = pe_attention_sees(a, t).first / PE_CHUNK;
+    for (int32_t c = c0 > first ? c0 : first; c < c1; c++) {
         chunk keys;
-        const int32_t left = a->start + t + 1 - c * PE_CHUNK;
-        const int n = left < PE_CHUNK ? left : PE_CHUNK;
-        open_chunk(&a->kv, kv_head, c, n, &keys);
+        const pe_span seen = sees_of_chunk(a, t, c);
+        open_chunk(&a->kv, kv_head, c, seen.end, &keys);
         for (int i = 0; i < group; i += ROWS_PER_TILE) {
             const float *q[ROWS_PER_TILE];
             pe_partial *out[ROWS_PER_TILE];
-            int seen[ROWS_PER_TILE], R = 0;
+            pe_span sees[ROWS_PER_TILE];
+            int R = 0;
             for (; R < ROWS_PER_TILE && i + R < group; R++) {
-                seen[R] = n;
+                sees[R] = seen;
                 q[R] = a->q + row_offset(a, kv_head, group, t, i + R, a->ldq);
                 out[R] = &partials[(int64_t)c * group + i + R];
             }
-            partials_of[a->kv.type][R - 1](&keys, &a->kv, a->scale, q, seen, out);
+            partials_of[a->kv.type][R - 1](&keys, a, q, sees, out);
         }
     }
 }
 
 void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials) {
-    const int group = a->n_heads / a->kv.n_kv_heads, n_chunks = (a->start + t) / PE_CHUNK + 1;
+    const int group = a->n_heads / a->kv.n_kv_heads;
+    const pe_span sees = pe_attention_sees(a, t);
+    const int32_t first = sees.first / PE_CHUNK, end = (sees.end + PE_CHUNK - 1) / PE_CHUNK;
     for (int i = 0; i < group; i++) {
-        for (int c = 1; c < n_chunks; c++) merge(&partials[i], &partials[(int64_t)c * group + i], a->kv.head_dim);
-        finish(&partials[i], a->kv.head_dim, a->out + row_offset(a, kv_head, group, t, i, a->ldo));
+        pe_partial *into = &partials[(int64_t)first * group + i];
+        for (int32_t c = first + 1; c < end; c++) merge(into, &partials[(int64_t)c * group + i], a->kv.head_dim);
+        finish(into, sink_of(a, kv_head, group, i), a->kv.head_dim,
+               a->out + row_offset(a, kv_head, group, t, i, a->ldo));
     }
 }
 

@@ -20,10 +20,13 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
 void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                        int64_t p1, float *y, int64_t ldy, float *scratch);
 void PE_FN(rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
+void PE_FN(layer_norm)(const float *x, const float *weight, const float *bias, float eps, int64_t n, float *y);
 void PE_FN(rope)(const float *x, const float *table, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t pairing,
                  float *y);
-void PE_FN(silu_mul)(const float *gate, const float *up, int64_t n, float *y);
-void PE_FN(add)(const float *a, const float *b, int64_t n, float *y);
+void PE_FN(activation)(pe_function function, const float *x, const float *up, int64_t n, float *y);
+void PE_FN(add)(const float *a, const float *b, float factor, int64_t n, float *y);
+void PE_FN(scale)(const float *x, float factor, int64_t n, float *y);
+void PE_FN(softcap)(const float *x, float cap, int64_t n, float *y);
 void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
 void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch);
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
@@ -99,5 +102,17 @@ PE_INLINE vf vf_exp(vf x) {
     // NaN makes n INT32_MIN and the scale garbage, but p is NaN then.
     return vf_mul(p, scale);
 }
+
+PE_INLINE vf vf_sigmoid(vf x) { return vf_div(vf_set1(1), vf_add(vf_set1(1), vf_exp(vf_sub(vf_zero(), x)))); }
+
+// tanh(x) to about 3e-7 of 1: as 1 - 2 / (exp(2 |x|) + 1), with the sign put back.
+PE_INLINE vf vf_tanh(vf x) {
+    const vf e = vf_exp(vf_mul(vf_abs(x), vf_set1(2)));
+    const vf t = vf_sub(vf_set1(1), vf_div(vf_set1(2), vf_add(e, vf_set1(1))));
+    return vf_copysign(t, x);
+}
+
+// cap * tanh(x / cap)
+PE_INLINE vf vf_softcap(vf x, float cap) { return vf_mul(vf_tanh(vf_div(x, vf_set1(cap))), vf_set1(cap)); }
 
 #endif

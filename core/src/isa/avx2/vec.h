@@ -35,6 +35,9 @@ PE_INLINE void vf_store_n(float *p, vf x, int n) { _mm256_maskstore_ps(p, v_mask
 PE_INLINE vf vf_keep_n(vf x, int n, float fill) {
     return _mm256_blendv_ps(_mm256_set1_ps(fill), x, _mm256_castsi256_ps(v_mask(n)));
 }
+PE_INLINE vf vf_drop_n(vf x, int n, float fill) {  // the other lanes
+    return _mm256_blendv_ps(x, _mm256_set1_ps(fill), _mm256_castsi256_ps(v_mask(n)));
+}
 PE_INLINE vf vf_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 PE_INLINE vf vf_load_bf16(const uint16_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
@@ -50,6 +53,9 @@ PE_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }  // a
 PE_INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 PE_INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 PE_INLINE vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+PE_INLINE vf vf_copysign(vf x, vf sign) {  // of a number that is not negative
+    return _mm256_or_ps(x, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
+}
 PE_INLINE float vf_sum(vf x) {  // ((0+4)+(2+6)) + ((1+5)+(3+7))
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));

@@ -38,6 +38,7 @@ PE_INLINE void vf_store_n(float *p, vf x, int n) {
     for (int i = 0; i < n && i < VL; i++) p[i] = x.x[i];
 }
 PE_INLINE vf vf_keep_n(vf x, int n, float fill) { PE_MAP(vf, i_ < n ? x.x[i_] : fill); }
+PE_INLINE vf vf_drop_n(vf x, int n, float fill) { PE_MAP(vf, i_ < n ? fill : x.x[i_]); }  // the other lanes
 PE_INLINE vf vf_load_f16(const uint16_t *p) { PE_MAP(vf, pe_f16_to_f32(p[i_])); }
 PE_INLINE vf vf_load_bf16(const uint16_t *p) { PE_MAP(vf, pe_bf16_to_f32(p[i_])); }
 PE_INLINE void vf_store_f16(uint16_t *p, vf x) { PE_EACH p[i_] = pe_f32_to_f16(x.x[i_]); }
@@ -50,6 +51,7 @@ PE_INLINE vf vf_fma(vf a, vf b, vf c) { PE_MAP(vf, a.x[i_] * b.x[i_] + c.x[i_]);
 PE_INLINE vf vf_max(vf a, vf b) { PE_MAP(vf, a.x[i_] > b.x[i_] ? a.x[i_] : b.x[i_]); }
 PE_INLINE vf vf_min(vf a, vf b) { PE_MAP(vf, a.x[i_] < b.x[i_] ? a.x[i_] : b.x[i_]); }
 PE_INLINE vf vf_abs(vf x) { PE_MAP(vf, fabsf(x.x[i_])); }
+PE_INLINE vf vf_copysign(vf x, vf sign) { PE_MAP(vf, copysignf(x.x[i_], sign.x[i_])); }
 PE_INLINE float vf_sum(vf v) {
     const float *x = v.x;
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
