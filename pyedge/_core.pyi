@@ -58,6 +58,18 @@ class Gguf:
     def tensor_index(self, name: str) -> int: ...  # -1: not there
     def dequantize(self, name: str) -> npt.NDArray[np.float32]: ...  # [rows, columns]
 
+def sentencepiece_model(
+    pieces: Sequence[str],
+    scores: Sequence[float],
+    types: Sequence[int],  # as in `tokenizer.ggml.token_type`
+    *,
+    unigram: bool,
+    byte_fallback: bool,
+    add_space_prefix: bool,
+    remove_extra_whitespaces: bool,
+    charsmap: builtins.bytes = b"",
+) -> builtins.bytes: ...
+
 class OpInfo:
     @property
     def name(self) -> str: ...

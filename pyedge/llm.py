@@ -240,7 +240,8 @@ class LLM:
             raise ValueError(f"a prompt must be text or {{'prompt_token_ids': [...]}}, not {type(prompt).__name__}")
         # A count is not worth seconds where nothing can fit; of what nearly fits, the engine says how many there are.
         hopeless = len(prompt) > _LONG_TOKEN * self.max_model_len
-        ids = self.tokenizer.encode(prompt, special=True, limit=self.max_model_len if hopeless else None)
+        limit = self.max_model_len if hopeless else None
+        ids = self.tokenizer.encode(prompt, special=True, eos=False, limit=limit)  # the answer comes behind it
         if not ids and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id]
         if not ids:

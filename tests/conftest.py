@@ -21,3 +21,12 @@ def smollm2_path() -> Path:
     from pyedge import store
 
     return store.resolve(store.DEFAULT_MODEL, pull=True)
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3's file, if somebody has accepted its terms here and pulled it. For tests marked slow."""
+    from pyedge import store
+
+    path = store.installed("gemma3:270m")
+    return path or pytest.skip("Gemma 3 is not on this machine; read its terms: pyedge pull gemma3:270m")

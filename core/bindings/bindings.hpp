@@ -19,6 +19,7 @@
 void check(pe_status status, const pe_error &err);
 
 void bind_gguf(pybind11::module_ &m);
+void bind_tokenizers(pybind11::module_ &m);
 void bind_sampler(pybind11::module_ &m);
 void bind_engine(pybind11::module_ &m);
 

@@ -74,6 +74,7 @@ PYBIND11_MODULE(_core, m) {
     m.def("active_isa", &active_isa, "The instruction set that kernels use; PYEDGE_ISA forces one.");
 
     bind_gguf(m);
+    bind_tokenizers(m);
     bind_sampler(m);
     bind_engine(m);
 }

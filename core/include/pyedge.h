@@ -130,6 +130,30 @@ PE_API const char *pe_gguf_next_string(const void **cursor, size_t *len);
 // Unpacks one tensor to float32. out: [n elements]
 PE_API pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *err);
 
+// ---- tokenizers ------------------------------------------------------------------------------------------------------
+// The bytes of a SentencePiece model, for the library that reads text with it.
+
+typedef struct pe_sentencepiece {
+    const char *text;  // UTF-8, not terminated; a space is U+2581
+    size_t len;
+    float score;
+    int32_t type;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte: as a GGUF has them
+} pe_sentencepiece;
+
+typedef struct pe_sentencepiece_options {
+    bool unigram;        // else byte-pair encoding
+    bool byte_fallback;  // there is a piece of type byte for each byte
+    bool add_space_prefix;
+    bool remove_extra_whitespaces;
+    const void *charsmap;  // compiled rules of normalization; they are checked
+    size_t charsmap_len;   // 0: none, the text is taken as it is
+} pe_sentencepiece_options;
+
+// out: [*n_bytes], or NULL to learn how many there are. Fails for a score that is no finite number and for unsound rules.
+PE_API pe_status pe_sentencepiece_write(const pe_sentencepiece *pieces, int64_t n,
+                                        const pe_sentencepiece_options *options, uint8_t *out, uint64_t *n_bytes,
+                                        pe_error *err);
+
 // ---- ops and plans ---------------------------------------------------------------------------------------------------
 
 typedef struct pe_op_info {  // one row of ops.def

@@ -112,7 +112,7 @@ def _why_cut(llm: LLM, n_tokens: int, params: SamplingParams) -> str:
 
 def _step(llm: LLM, token: int, logprob: float, top: list[tuple[int, float]]) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token_id": token, "text": llm.tokenizer.decode([token]), "logprob": logprob}
+        return {"token_id": token, "text": llm.tokenizer.decode([token], continues=True), "logprob": logprob}
 
     return {**one(token, logprob), "top": [one(t, p) for t, p in top]}
 

@@ -6,7 +6,7 @@ turn text without special tokens into ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,8 +14,9 @@ from pyedge.errors import ModelError
 from pyedge.tokenizers.bpe import BpeTokenizer
 from pyedge.tokenizers.chat_template import ChatTemplate, Message, Prompt, check_text
 from pyedge.tokenizers.detokenizer import IncrementalDetokenizer
+from pyedge.tokenizers.sentencepiece import SentencePieceTokenizer
 from pyedge.tokenizers.stop import StopMatcher
-from pyedge.tokenizers.vocabulary import Metadata, SpecialTokens, Vocabulary
+from pyedge.tokenizers.vocabulary import Frame, Metadata, SpecialTokens, Vocabulary
 
 if TYPE_CHECKING:
     from pyedge.tokenizers.template_sandbox import ChatTemplateError
@@ -35,25 +36,30 @@ class TokenizerKind(Protocol):
     """What one `tokenizer.ggml.model` does."""
 
     @property
-    def add_bos(self) -> bool: ...  # where the file does not say
+    def frame(self) -> Frame: ...
+    @property
+    def space_prefix(self) -> bool: ...  # encode puts a space before the text
     def fewest(self, text: str) -> int: ...  # tokens that the text has at least, found at once
     def encode(self, text: str) -> Iterator[list[int]]: ...  # of a text without special tokens, piece by piece
     def token_bytes(self, token: int) -> bytes: ...  # of a token that is none
 
 
-_KINDS = {"gpt2": BpeTokenizer}
+_KINDS: dict[str, Callable[[Metadata, Vocabulary, str | None], TokenizerKind]] = {
+    "gpt2": BpeTokenizer,
+    "llama": SentencePieceTokenizer,
+    "t5": SentencePieceTokenizer,
+}
 
 
 class Tokenizer:
     """Tokenization, detokenization and chat prompts. Decoding what was encoded gives the same text, to the byte
-    (but for bytes that a vocabulary has no token for)."""
+    (but for what a vocabulary has no token for, and models that want their text normalized)."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         kind: TokenizerKind,
         *,
-        add_bos: bool | None = None,
         chat_templates: Mapping[str, str] | None = None,
         path: str | None = None,
     ) -> None:
@@ -63,9 +69,10 @@ class Tokenizer:
         self._kind = kind
         self._specials = SpecialTokens(vocabulary)
         self._bytes: dict[int, bytes] = {}
-        self.bos_id = vocabulary.special_ids.get("bos")
+        self._frame = kind.frame
+        self.bos_id = kind.frame.begin
         self.eos_id = vocabulary.special_ids.get("eos")
-        self.add_bos = self.bos_id is not None and (kind.add_bos if add_bos is None else add_bos)
+        self.add_bos = kind.frame.add_begin
         self.chat_templates = dict(chat_templates or {})  # by name: "default", "tool_use"
 
     @classmethod
@@ -88,15 +95,13 @@ class Tokenizer:
             raise ModelError("tokenizer.ggml.model: missing; this file has no tokenizer, use a complete one")
         if not isinstance(model, str) or model not in _KINDS:
             raise ModelError(
-                f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported yet, only {', '.join(_KINDS)} is; "
-                "use a model with a byte-level BPE tokenizer"
+                f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported, only {', '.join(_KINDS)} are; "
+                "use a model with one of these"
             )
         vocabulary = Vocabulary.from_gguf(gguf)
-        add_bos = gguf.get("tokenizer.ggml.add_bos_token")
         return cls(
             vocabulary,
             _KINDS[model](gguf, vocabulary, pre),
-            add_bos=None if add_bos is None else bool(add_bos),
             chat_templates=_chat_templates(gguf),
             path=path,
         )
@@ -139,18 +144,27 @@ class Tokenizer:
     # ---- Text ----
 
     def encode(
-        self, text: str, special: bool = False, bos: bool | None = None, *, limit: int | None = None
+        self,
+        text: str,
+        special: bool = False,
+        bos: bool | None = None,
+        *,
+        eos: bool | None = None,
+        limit: int | None = None,
     ) -> list[int]:
-        """Token ids. special: a control token's text is that token, else it is text. bos: begin with BOS; None: as the
-        file says. limit: the most tokens there may be; more raise ValueError, as soon as that is certain.
+        """Token ids. special: a control token's text is that token, else it is text. bos: begin with BOS ([CLS] where
+        a model has that); None: as the model wants it. eos: end with EOS ([SEP]); None: as the model wants it, and not
+        where bos is False. limit: the most tokens there may be; more raise ValueError, as soon as that is certain.
 
         A long text is encoded in pieces, with the same ids: memory is that of the ids, and Ctrl-C is seen between two
         pieces. (A run without any letter or space is one piece, however long.)"""
         check_text(text)
-        ids = _Ids(limit, len(text))
-        if self.bos_id is not None and (self.add_bos if bos is None else bos):
-            ids.add([self.bos_id])
+        ids, frame = _Ids(limit, len(text)), self._frame
+        if frame.begin is not None and (frame.add_begin if bos is None else bos):
+            ids.add([frame.begin])
         self._encode(text, special, ids)
+        if frame.end is not None and (frame.add_end and bos is not False if eos is None else eos):
+            ids.add([frame.end])
         return ids.ids
 
     def _encode(self, text: str, special: bool, ids: _Ids) -> None:
@@ -163,16 +177,19 @@ class Tokenizer:
             for piece in self._kind.encode(run):
                 ids.add(piece)
 
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Text of token ids. Bytes that are no UTF-8 become U+FFFD. skip_special: leave control tokens out."""
+    def decode(self, ids: Iterable[int], skip_special: bool = False, *, continues: bool = False) -> str:
+        """Text of token ids. Bytes that are no UTF-8 become U+FFFD. skip_special: leave control tokens out. continues:
+        the tokens follow others, so that a space that they begin with is theirs, and not the one that encoding puts
+        before a text."""
         if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
             raise ValueError(f"the token ids must be a list of integers, not {type(ids).__name__}")
-        skipped = self.hidden_ids if skip_special else ()
-        texts = ((token, self.token_bytes(token)) for token in ids)  # this checks them
-        return b"".join(text for token, text in texts if token not in skipped).decode("utf-8", "replace")
+        detokenizer = self.detokenizer(skip_special, continues=continues)
+        return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
 
-    def detokenizer(self, skip_special: bool = True) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self, skip_special)
+    def detokenizer(self, skip_special: bool = True, *, continues: bool = True) -> IncrementalDetokenizer:
+        """For what a model writes, or (continues: False) a text from its beginning."""
+        prefixed = self._specials.ids if self._kind.space_prefix else None
+        return IncrementalDetokenizer(self, skip_special, prefixed=prefixed, continues=continues)
 
     def stop_matcher(self, stops: Iterable[str]) -> StopMatcher:
         return StopMatcher(stops)

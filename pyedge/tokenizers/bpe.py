@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyedge.errors import ModelError
 from pyedge.tokenizers.pretokenizers import PreTokenizer, pieces, pre_tokenizer
-from pyedge.tokenizers.vocabulary import Metadata, TokenType, Vocabulary, read_texts
+from pyedge.tokenizers.vocabulary import Frame, Metadata, TokenType, Vocabulary, read_texts
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,6 +25,8 @@ _MERGED = frozenset((TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE))
 
 
 class BpeTokenizer:
+    space_prefix = False
+
     def __init__(self, gguf: Metadata, vocabulary: Vocabulary, pre: str | None = None) -> None:
         if pre is None:
             pre = gguf.get("tokenizer.ggml.pre")
@@ -32,7 +34,8 @@ class BpeTokenizer:
             log.warning("tokenizer.ggml.pre is missing: words are cut by the 'default' rules, which may be wrong")
             pre = "default"
         rules = pre_tokenizer(str(pre))
-        self.add_bos = rules.add_bos
+        ids = vocabulary.special_ids
+        self.frame = Frame.of(gguf, ids.get("bos"), ids.get("eos"), rules.add_bos, False)
         self._vocabulary = vocabulary
         self._library = _build(vocabulary, read_texts(gguf, "tokenizer.ggml.merges")[0], rules)
         self._longest = max(1, *map(len, vocabulary.texts))  # in bytes: a character of the byte alphabet is one

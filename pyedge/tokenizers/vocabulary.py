@@ -29,9 +29,10 @@ END_OF_TURN = (
     "<｜end▁of▁sentence｜>",  # noqa: RUF001  (DeepSeek writes it with wide bars)
 )  # fmt: skip
 END_OF_TEXT = ("</s>", "<eos>", "<EOT>")  # HTML and other text may have these: they count if the file marks them
-SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")  # `tokenizer.ggml.NAME_token_id`
+# `tokenizer.ggml.NAME_token_id`, spelled as files have it
+SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperator")
 
-_LONGEST = 256  # characters of a special text that is looked for
+LONGEST_SPECIAL = 256  # characters of a special text that is looked for
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
 
 
@@ -51,6 +52,25 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The tokens around a text: BOS or [CLS], EOS or [SEP]."""
+
+    begin: int | None = None
+    end: int | None = None
+    add_begin: bool = False  # the model wants it
+    add_end: bool = False
+
+    @classmethod
+    def of(cls, gguf: Metadata, begin: int | None, end: int | None, add_begin: bool, add_end: bool) -> Frame:
+        """add_begin, add_end: where the file does not say."""
+        flags = [gguf.get(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos")]
+        adds = [
+            default if flag is None else bool(flag) for flag, default in zip(flags, (add_begin, add_end), strict=True)
+        ]
+        return cls(begin, end, begin is not None and adds[0], end is not None and adds[1])
 
 
 @dataclass(frozen=True)
@@ -86,9 +106,14 @@ class Vocabulary:
         return len(self.texts)
 
     @cached_property
+    def _special(self) -> list[int]:
+        """Ids of all but normal tokens: few of many."""
+        return [i for i, t in enumerate(self.types) if t != TokenType.NORMAL]
+
+    @cached_property
     def hidden_ids(self) -> frozenset[int]:
         """Tokens that say something to the program and nothing to the reader."""
-        return frozenset(i for i, t in enumerate(self.types) if t in (TokenType.CONTROL, TokenType.UNKNOWN))
+        return frozenset(i for i in self._special if self.types[i] in (TokenType.CONTROL, TokenType.UNKNOWN))
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -104,8 +129,8 @@ class Vocabulary:
         """Texts of these types that can be looked for in a text: more than a character, and no more than is sane."""
         return {
             self.texts[i]: i
-            for i, t in enumerate(self.types)
-            if t != TokenType.NORMAL and t in types and i not in self.raw and 1 < len(self.texts[i]) <= _LONGEST
+            for i in self._special
+            if self.types[i] in types and i not in self.raw and 1 < len(self.texts[i]) <= LONGEST_SPECIAL
         }
 
     def special_bytes(self, token: int) -> bytes | None:
@@ -141,6 +166,11 @@ class SpecialTokens:
             yield text[done:]
 
     @cached_property
+    def ids(self) -> frozenset[int]:
+        """Of all the tokens that are found."""
+        return frozenset(self._all.values())
+
+    @cached_property
     def _all(self) -> dict[str, int]:
         return self._user_defined | self.control
 
@@ -174,6 +204,15 @@ def _common_prefix(texts: Collection[str]) -> str:
     first, last = min(texts), max(texts)
     n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:n]
+
+
+def byte_of(text: str) -> int | None:
+    """The byte that a token of type BYTE stands for: "<0x0A>"."""
+    match = _BYTE.fullmatch(text)
+    return int(match[1], 16) if match else None
+
+
+_BYTE = re.compile(r"<0[xX]([0-9a-fA-F]{2})>")
 
 
 def read_texts(gguf: Metadata, key: str) -> tuple[list[str], dict[int, bytes]]:
