@@ -154,6 +154,19 @@ static py::list get_bytes(const Gguf &g, std::string_view key) {
     return elements(kv, true);
 }
 
+static py::str path_str(const char *path) {
+    PyObject *s = PyUnicode_DecodeFSDefault(path);
+    if (!s) throw py::error_already_set();
+    return py::reinterpret_steal<py::str>(s);
+}
+
+static py::list files(const Gguf &g) {
+    py::list out;
+    for (std::int32_t i = 0; i < pe_gguf_n_files(g.handle()); i++)
+        out.append(path_str(pe_gguf_file_path(g.handle(), i)));
+    return out;
+}
+
 static py::list keys(const Gguf &g) {
     const pe_gguf *file = g.handle();
     py::list out;
@@ -171,6 +184,7 @@ struct TensorInfo {
     std::string name, type;
     std::vector<std::int64_t> shape;  // the file's order: columns first
     std::uint64_t n_bytes, offset;
+    std::int32_t file;
 };
 
 static const char *format_name(std::int32_t type) {
@@ -188,7 +202,7 @@ static std::vector<TensorInfo> tensors(const Gguf &g) {
     out.reserve(static_cast<std::size_t>(pe_gguf_n_tensors(file)));
     for (std::int64_t i = 0; i < pe_gguf_n_tensors(file); i++) {
         const pe_tensor *t = pe_gguf_tensor(file, i);
-        out.push_back({t->name, format_name(t->type), {t->ne, t->ne + t->n_dims}, t->n_bytes, t->offset});
+        out.push_back({t->name, format_name(t->type), {t->ne, t->ne + t->n_dims}, t->n_bytes, t->offset, t->file});
     }
     return out;
 }
@@ -222,7 +236,8 @@ void bind_gguf(py::module_ &m) {
             "shape", [](const TensorInfo &t) { return py::tuple(py::cast(t.shape)); },
             "the file's order: columns first")
         .def_readonly("n_bytes", &TensorInfo::n_bytes)
-        .def_readonly("offset", &TensorInfo::offset, "of the data in the file")
+        .def_readonly("offset", &TensorInfo::offset, "of the data in its file")
+        .def_readonly("file", &TensorInfo::file, "its file's place in Gguf.files")
         .def("__repr__", [](const TensorInfo &t) {
             return py::str("TensorInfo(name={!r}, type={!r}, shape={})")
                 .format(t.name, t.type, py::tuple(py::cast(t.shape)));
@@ -242,11 +257,11 @@ void bind_gguf(py::module_ &m) {
                  return py::str("<Gguf {!r}{}>")
                      .format(to_str(g.path(), "backslashreplace"), g.closed() ? ", closed" : "");
              })
-        .def_property_readonly(
-            "path",
-            [](const Gguf &g) { return py::reinterpret_steal<py::str>(PyUnicode_DecodeFSDefault(g.path().c_str())); })
+        .def_property_readonly("path", [](const Gguf &g) { return path_str(g.path().c_str()); })
         .def_property_readonly("version", [](const Gguf &g) { return pe_gguf_version(g.handle()); })
-        .def_property_readonly("file_size", [](const Gguf &g) { return pe_gguf_file_size(g.handle()); })
+        .def_property_readonly(
+            "file_size", [](const Gguf &g) { return pe_gguf_file_size(g.handle()); }, "bytes, of all parts")
+        .def_property_readonly("files", &files, "The path, or those of all parts of a split model.")
         .def("keys", &keys, "In the file's order.")
         .def("get", &get, py::arg("key"), py::arg("default") = py::none(),
              "The value as int, float, bool, str or a list of these; bytes that are not UTF-8 become U+FFFD.")

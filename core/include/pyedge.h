@@ -74,8 +74,9 @@ PE_API int32_t pe_format_count(void);
 PE_API void pe_format(int32_t i, pe_format_info *out);  // 0 <= i < count
 
 // ---- GGUF files ------------------------------------------------------------------------------------------------------
-// A read-only view of a GGUF v2 or v3 file. Everything is validated on open: counts, lengths, offsets, alignment,
-// types, names, and that each tensor lies inside the file and overlaps no other.
+// A read-only view of a GGUF v2 or v3 file, or of a split model by its first part (NAME-00001-of-00003.gguf): its metadata
+// are the first part's, its tensors those of all parts. Everything is validated on open: counts, lengths, offsets,
+// alignment, types, names, that each tensor lies inside its file and overlaps no other, and that the parts belong together.
 
 typedef struct pe_gguf pe_gguf;
 
@@ -110,7 +111,8 @@ typedef struct pe_tensor {
     int32_t type;     // format number
     int32_t n_dims;   // 1 to 4
     int64_t ne[4];    // the file's order: ne[0] is the contiguous axis (columns), ne[1] rows; unused are 1
-    uint64_t offset;  // of data in the file
+    int32_t file;     // the file it lies in: 0, but for a split model
+    uint64_t offset;  // of data in that file
     uint64_t n_bytes;
     const void *data;
 } pe_tensor;
@@ -120,7 +122,9 @@ PE_API void pe_gguf_retain(pe_gguf *g);
 PE_API void pe_gguf_release(pe_gguf *g);
 PE_API const char *pe_gguf_path(const pe_gguf *g);
 PE_API uint32_t pe_gguf_version(const pe_gguf *g);
-PE_API uint64_t pe_gguf_file_size(const pe_gguf *g);
+PE_API uint64_t pe_gguf_file_size(const pe_gguf *g);                // bytes, of all parts
+PE_API int32_t pe_gguf_n_files(const pe_gguf *g);                   // 1, or the number of parts
+PE_API const char *pe_gguf_file_path(const pe_gguf *g, int32_t i);  // 0 <= i < n_files
 PE_API int64_t pe_gguf_n_kv(const pe_gguf *g);
 PE_API int64_t pe_gguf_n_tensors(const pe_gguf *g);
 PE_API void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out);      // 0 <= i < n_kv

@@ -1,526 +1,241 @@
-// Owns the reading and checking of GGUF files (v2 and v3, little-endian), straight from a read-only mapping. Does not
-// own what the metadata mean (Python does) nor how blocks are unpacked (formats.c). Format:
-// https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+// Owns the view of a model's GGUF: one file, or the parts of a split one as a whole, with the metadata of the first part
+// and the tensors of all. Does not own how a file is read and checked (gguf_file.c).
 //
-// The file comes from a stranger. Nothing read from it is used before it is checked, and all sums that could overflow
-// are done by subtraction from what is left or with __builtin_*_overflow. Memory taken is proportional to what is
-// really in the file: a count is believed only if so many of the smallest possible entries fit into the bytes that
-// follow. Text from the file reaches a message only through quote().
+// A split model lies in files NAME-00001-of-00003.gguf and so on. Each is a sound GGUF file of its own, with its own
+// alignment, and says in `split.*` which part of how many it is. That is as untrusted as the rest.
 #include "pyedge.h"
 
-#include <stdarg.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "error.h"
-#include "formats.h"
-#include "os.h"
+#include "gguf_file.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "GGUF files are read in place, which needs a little-endian processor"
-#endif
-
-// Limits, each well above any real model and far below memory.
-enum {
-    MAX_KV = 1 << 16,  // metadata entries
-    MAX_TENSORS = 1 << 17,
-    MAX_KEY = 65535,           // bytes; the format's own
-    MAX_KEYS_BYTES = 4 << 20,  // all keys together
-    MAX_ARRAY = 1 << 22,       // elements; the largest vocabularies have 2^18 tokens and 2^19 merges
-    MAX_STRING = 256 << 20,    // bytes; some files carry a whole tokenizer.json
-    MAX_NAME = 64,             // bytes of a tensor's name; the format's own
-    MAX_DIMS = 4,
-    MAX_ALIGNMENT = 1 << 16,
-};
-
-// The fewest bytes that each can take in a file.
-enum {
-    HEADER_BYTES = 4 + 4 + 8 + 8,            // magic, version, n_tensors, n_kv
-    LEAST_KV = (8 + 1) + 4 + 1,              // key, type, value
-    LEAST_TENSOR = (8 + 1) + 4 + 8 + 4 + 8,  // name, n_dims, one dimension, type, offset
-};
-
-static const char TRUNCATED[] = "the file ends here; it is damaged or the download incomplete, pull it again";
-
-static const struct {
-    const char *name;
-    uint8_t bytes;  // 0: of no fixed size
-} value_types[] = {
-    [PE_GGUF_U8] = {"u8", 1},       [PE_GGUF_I8] = {"i8", 1},     [PE_GGUF_U16] = {"u16", 2},
-    [PE_GGUF_I16] = {"i16", 2},     [PE_GGUF_U32] = {"u32", 4},   [PE_GGUF_I32] = {"i32", 4},
-    [PE_GGUF_F32] = {"f32", 4},     [PE_GGUF_BOOL] = {"bool", 1}, [PE_GGUF_STRING] = {"string", 0},
-    [PE_GGUF_ARRAY] = {"array", 0}, [PE_GGUF_U64] = {"u64", 8},   [PE_GGUF_I64] = {"i64", 8},
-    [PE_GGUF_F64] = {"f64", 8},
-};
-
-enum { N_VALUE_TYPES = sizeof value_types / sizeof value_types[0] };
+enum { MAX_PARTS = 1024 };  // the largest models come in under 200
 
 struct pe_gguf {
     atomic_int references;
-    char *path;
-    pe_mapping file;
-    uint32_t version;
-    int64_t n_kv;
-    pe_kv *kv;  // [n_kv], pointing into the file
+    int32_t n_parts;
+    pe_gguf_file *parts;  // [n_parts]; of the later ones only tensors and data are kept
     int64_t n_tensors;
-    pe_tensor *tensors;  // [n_tensors]
+    pe_tensor *tensors;  // [n_tensors], of all parts in turn
 };
 
-// ---- messages -------------------------------------------------------------------------------------------------------
+#define BAD(part, ...) pe_fail_file(err, PE_ERR_FILE, (part)->path, NULL, __VA_ARGS__)
 
-// Where reading stands and what it is reading, for messages.
-typedef struct reader {
-    const pe_gguf *g;
-    const uint8_t *at, *end;
-    char where[160];  // "key 'general.alignment'"
-    pe_error *err;
-} reader;
+// ---- parts ----------------------------------------------------------------------------------------------------------
 
-// Text from the file, made fit for a message: printable ASCII, the rest as \xNN, cut to about 80 characters.
-static const char *quote(char out[96], const void *text, size_t len) {
-    size_t n = 0, i = 0;
-    for (const uint8_t *s = text; i < len && n < 80; i++) {
-        if (s[i] >= 0x20 && s[i] < 0x7F) out[n++] = (char)s[i];
-        else n += (size_t)snprintf(out + n, 5, "\\x%02x", s[i]);
+// What a file says about itself.
+typedef struct split {
+    int64_t number;     // from 0
+    int64_t count;      // 1: it is not split
+    int64_t n_tensors;  // of all parts; -1: not said
+} split;
+
+// The whole number of a key, or `absent`. Writers differ in its type.
+static pe_status read_number(const pe_gguf_file *f, const char *key, int64_t absent, int64_t *out, pe_error *err) {
+    const pe_kv *kv = pe_gguf_file_find(f, key);
+    *out = absent;
+    if (!kv) return PE_OK;
+    uint64_t bits = 0;
+    if (!kv->is_array && kv->n_bytes <= sizeof bits) memcpy(&bits, kv->data, kv->n_bytes);
+    switch (kv->is_array ? PE_GGUF_ARRAY : kv->type) {
+    case PE_GGUF_U8:
+    case PE_GGUF_U16:
+    case PE_GGUF_U32: *out = (int64_t)bits; return PE_OK;
+    case PE_GGUF_I8: *out = (int8_t)bits; break;
+    case PE_GGUF_I16: *out = (int16_t)bits; break;
+    case PE_GGUF_I32: *out = (int32_t)bits; break;
+    case PE_GGUF_U64:
+    case PE_GGUF_I64: *out = (int64_t)bits; break;
+    default: return BAD(f, "key '%s': it must be a whole number; the file is damaged or badly written", key);
     }
-    strcpy(out + n, i < len ? "..." : "");
-    return out;
-}
-
-__attribute__((format(printf, 3, 4))) static pe_status fail(reader *r, pe_status code, const char *format, ...) {
-    char reason[300];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(reason, sizeof reason, format, args);
-    va_end(args);
-    return pe_fail_file(r->err, code, r->g->path, NULL, "%s%s%s", r->where, r->where[0] ? ": " : "", reason);
-}
-
-#define BAD(r, ...) fail(r, PE_ERR_FILE, __VA_ARGS__)
-
-// ---- reading --------------------------------------------------------------------------------------------------------
-
-static uint64_t left(const reader *r) { return (uint64_t)(r->end - r->at); }
-
-// Copies the next n bytes, a number, out; false at the end of the file.
-static bool take(reader *r, void *out, size_t n) {
-    if (left(r) < n) return false;
-    memcpy(out, r->at, n);
-    r->at += n;
-    return true;
-}
-
-typedef struct text {
-    const char *p;
-    uint64_t len;
-} text;
-
-// The next string; false when it does not end within the file. *out.len is what the file says in any case.
-static bool take_text(reader *r, text *out) {
-    *out = (text){0};
-    if (!take(r, &out->len, sizeof out->len) || out->len > left(r)) return false;
-    out->p = (const char *)r->at;
-    r->at += out->len;
-    return true;
-}
-
-// Whether text is UTF-8 without control characters (RFC 3629: no overlong forms, no surrogates). Keys and tensor names
-// go to terminals, JSON and Python, so they are held to that; values are not.
-static bool is_clean(const char *s, size_t len) {
-    for (const uint8_t *p = (const uint8_t *)s, *end = p + len; p < end;) {
-        uint32_t c = *p++;
-        int more = c < 0x80                ? 0
-                   : c >= 0xC2 && c < 0xE0 ? 1
-                   : c >= 0xE0 && c < 0xF0 ? 2
-                   : c >= 0xF0 && c < 0xF5 ? 3
-                                           : -1;
-        if (more < 0 || end - p < more) return false;
-        static const uint32_t least[] = {0x20, 0xA0, 0x800, 0x10000};  // shorter forms, and controls, are below
-        uint32_t code = more == 0 ? c : c & (0x3Fu >> more);
-        for (int i = 0; i < more; i++, p++) {
-            if ((*p & 0xC0) != 0x80) return false;
-            code = code << 6 | (*p & 0x3F);
-        }
-        if (code < least[more] || code == 0x7F || (code >= 0xD800 && code < 0xE000) || code > 0x10FFFF) return false;
-    }
-    return true;
-}
-
-// ---- header ---------------------------------------------------------------------------------------------------------
-
-// What people give in place of a GGUF file.
-static const char *foreign(const uint8_t *p, size_t size) {
-    static const struct {
-        const char *magic, *what;
-    } known[] = {
-        {"PK\x03\x04",
-         "this is a zip archive (a wheel or a PyTorch checkpoint); give the .gguf file inside it, or convert it"},
-        {"\x1f\x8b", "this is a gzip archive; unpack it first"},
-        {"ggml", "this is a GGML file of before August 2023, not GGUF; get a newer file of this model"},
-        {"lmgg", "this is a GGML file of before August 2023, not GGUF; get a newer file of this model"},
-        {"fmgg", "this is a GGML file of before August 2023, not GGUF; get a newer file of this model"},
-        {"tjgg", "this is a GGML file of before August 2023, not GGUF; get a newer file of this model"},
-        {"algg", "this is a LoRA adapter in the old GGML format, not a model; give a GGUF model"},
-        {"version https://git-lfs", "this is a Git LFS pointer, not the model itself; run `git lfs pull`"},
-        {"<", "this is a web page, not a model; the download went wrong, pull it again"},
-        {"{", "this is a JSON file, not a model; give the path of a .gguf file"},
-        {"\x89HDF", "this is an HDF5 file, not GGUF; convert the model first"},
-    };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        size_t len = strlen(known[i].magic);
-        if (size >= len && memcmp(p, known[i].magic, len) == 0) return known[i].what;
-    }
-    if (size > 10 && p[8] == '{' && p[9] == '"')
-        return "this is a safetensors file, not GGUF; convert the model with `pyedge convert`";
-    return NULL;
-}
-
-static pe_status read_header(reader *r, pe_gguf *g) {
-    const uint8_t *p = r->at;
-    size_t size = g->file.size;
-    static const uint8_t magic[4] = {'G', 'G', 'U', 'F'}, swapped[4] = {'F', 'U', 'G', 'G'};
-    bool reversed = size >= 4 && memcmp(p, swapped, 4) == 0;
-    if (memcmp(p, magic, size < 4 ? size : 4) != 0 && !reversed) {
-        const char *what = foreign(p, size);
-        if (what) return BAD(r, "%s", what);
-        char shown[96];
-        return BAD(r, "not a GGUF file: it begins with '%s', not 'GGUF'; give the path of a .gguf file",
-                   quote(shown, p, size < 4 ? size : 4));
-    }
-    if (size < HEADER_BYTES)
-        return BAD(
-            r, "the file has only %zu bytes, less than a GGUF header; the download may be incomplete, pull it again",
-            size);
-
-    uint64_t n_tensors = 0, n_kv = 0;
-    r->at += sizeof magic;
-    take(r, &g->version, sizeof g->version);
-    take(r, &n_tensors, sizeof n_tensors);
-    take(r, &n_kv, sizeof n_kv);
-    uint32_t other = __builtin_bswap32(g->version);
-    if (reversed || (other >= 1 && other <= 3))
-        return fail(r, PE_ERR_UNSUPPORTED,
-                    "this is a big-endian GGUF file, and the byte order of this machine is little-endian; get "
-                    "the little-endian file, or convert the model again");
-    if (g->version == 1)
-        return fail(r, PE_ERR_UNSUPPORTED, "GGUF version 1 is too old; get a newer file of this model");
-    if (g->version != 2 && g->version != 3)
-        return fail(r, PE_ERR_UNSUPPORTED,
-                    "GGUF version %u is unknown (2 and 3 are read); the file is damaged, or needs a newer "
-                    "pyedge",
-                    g->version);
-
-    if (n_kv > MAX_KV || n_kv > left(r) / LEAST_KV)
-        return BAD(r,
-                   "the header promises %llu metadata entries, and %llu bytes cannot hold them (limit %d); the file is "
-                   "damaged "
-                   "or incomplete, pull it again",
-                   (unsigned long long)n_kv, (unsigned long long)left(r), MAX_KV);
-    if (n_tensors > MAX_TENSORS || n_tensors > (left(r) - n_kv * LEAST_KV) / LEAST_TENSOR)
-        return BAD(
-            r,
-            "the header promises %llu tensors, and %llu bytes cannot hold them (limit %d); the file is damaged or "
-            "incomplete, pull it again",
-            (unsigned long long)n_tensors, (unsigned long long)left(r), MAX_TENSORS);
-    g->n_kv = (int64_t)n_kv;
-    g->n_tensors = (int64_t)n_tensors;
+    if (*out < 0) return BAD(f, "key '%s': %" PRId64 " is no sound value; the file is damaged", key, *out);
     return PE_OK;
 }
 
-// ---- metadata -------------------------------------------------------------------------------------------------------
-
-static pe_status read_strings(reader *r, pe_kv *kv) {
-    if (kv->n > left(r) / sizeof(uint64_t))
-        return BAD(r, "an array of %llu strings: %s", (unsigned long long)kv->n, TRUNCATED);
-    for (uint64_t i = 0; i < kv->n; i++) {
-        text s;
-        if (!take_text(r, &s))
-            return BAD(r, "string %llu of %llu bytes: %s", (unsigned long long)i, (unsigned long long)s.len, TRUNCATED);
-        if (s.len > MAX_STRING)
-            return BAD(r, "string %llu has %llu bytes (limit %d)", (unsigned long long)i, (unsigned long long)s.len,
-                       MAX_STRING);
-    }
-    return PE_OK;
-}
-
-static pe_status read_value(reader *r, pe_kv *kv) {
-    uint32_t type;
-    if (!take(r, &type, sizeof type)) return BAD(r, "%s", TRUNCATED);
-    kv->n = 1;
-    kv->is_array = type == PE_GGUF_ARRAY;
-    if (kv->is_array) {
-        if (!take(r, &type, sizeof type) || !take(r, &kv->n, sizeof kv->n)) return BAD(r, "%s", TRUNCATED);
-        if (type == PE_GGUF_ARRAY)
-            return BAD(r, "an array of arrays, which no known model has; get the file from another source");
-        if (kv->n > MAX_ARRAY)
-            return BAD(r, "an array of %llu elements (limit %d); the file is damaged", (unsigned long long)kv->n,
-                       MAX_ARRAY);
-    }
-    if (type >= N_VALUE_TYPES)
-        return BAD(r, "value type %u is unknown; the file is damaged, or needs a newer pyedge", type);
-
-    kv->type = (int32_t)type;
-    kv->data = r->at;
-    if (type == PE_GGUF_STRING) {
-        pe_status status = read_strings(r, kv);
-        if (status) return status;
-    } else {
-        uint64_t bytes = kv->n * value_types[type].bytes;  // at most 2^25
-        if (bytes > left(r))
-            return BAD(r, "%llu x %s: %s", (unsigned long long)kv->n, value_types[type].name, TRUNCATED);
-        for (uint64_t i = 0; type == PE_GGUF_BOOL && i < kv->n; i++)
-            if (r->at[i] > 1) return BAD(r, "a bool of %u, must be 0 or 1; the file is damaged", r->at[i]);
-        r->at += bytes;
-    }
-    kv->n_bytes = (size_t)(r->at - (const uint8_t *)kv->data);
-    return PE_OK;
-}
-
-static pe_status read_kv(reader *r, pe_kv *kv, int64_t i, uint64_t *keys_bytes) {
-    char shown[96];
-    text key;
-    snprintf(r->where, sizeof r->where, "metadata entry %lld", (long long)i);
-    if (!take_text(r, &key)) return BAD(r, "a key of %llu bytes: %s", (unsigned long long)key.len, TRUNCATED);
-    *keys_bytes += key.len;
-    if (key.len == 0) return BAD(r, "an empty key; the file is damaged");
-    if (key.len > MAX_KEY)
-        return BAD(r, "a key of %llu bytes (limit %d); the file is damaged", (unsigned long long)key.len, MAX_KEY);
-    if (*keys_bytes > MAX_KEYS_BYTES)
-        return BAD(r, "the keys alone take over %d bytes; the file is damaged", MAX_KEYS_BYTES);
-    quote(shown, key.p, key.len);
-    snprintf(r->where, sizeof r->where, "key '%s'", shown);
-    if (!is_clean(key.p, key.len)) return BAD(r, "a key must be UTF-8 without control characters; the file is damaged");
-    *kv = (pe_kv){.key = key.p, .key_len = key.len};
-    return read_value(r, kv);
-}
-
-static int by_text(const void *a, const void *b) {
-    const text *x = a, *y = b;
-    if (x->len != y->len) return x->len < y->len ? -1 : 1;
-    return memcmp(x->p, y->p, x->len);
-}
-
-// Sorts the texts and returns one that stands there twice, or NULL. Sorting, not hashing: a stranger cannot make it
-// slow.
-static const text *find_twin(text *texts, int64_t n) {
-    qsort(texts, (size_t)n, sizeof *texts, by_text);
-    for (int64_t i = 1; i < n; i++)
-        if (by_text(&texts[i - 1], &texts[i]) == 0) return &texts[i];
-    return NULL;
-}
-
-static pe_status out_of_memory(reader *r) {
-    r->where[0] = '\0';
-    return fail(r, PE_ERR_MEMORY, "no memory for an index of %lld metadata entries and %lld tensors",
-                (long long)r->g->n_kv, (long long)r->g->n_tensors);
-}
-
-static pe_status read_metadata(reader *r, pe_gguf *g) {
-    if (g->n_kv == 0) return PE_OK;
-    g->kv = calloc((size_t)g->n_kv, sizeof *g->kv);
-    text *keys = calloc((size_t)g->n_kv, sizeof *keys);
-    pe_status status = g->kv && keys ? PE_OK : out_of_memory(r);
-    uint64_t keys_bytes = 0;
-    for (int64_t i = 0; i < g->n_kv && !status; i++) {
-        status = read_kv(r, &g->kv[i], i, &keys_bytes);
-        keys[i] = (text){.p = g->kv[i].key, .len = g->kv[i].key_len};
-    }
-    if (!status) {
-        const text *twin = find_twin(keys, g->n_kv);
-        char shown[96];
-        if (twin) {
-            snprintf(r->where, sizeof r->where, "key '%s'", quote(shown, twin->p, twin->len));
-            status = BAD(r, "it stands in the file twice, so its value is unclear; get the file from another source");
-        }
-    }
-    free(keys);
-    return status;
-}
-
-// Tensor data and their offsets are aligned to this.
-static pe_status read_alignment(reader *r, const pe_gguf *g, uint32_t *out) {
-    static const char key[] = "general.alignment";
-    *out = 32;  // the format's default
-    for (int64_t i = 0; i < g->n_kv; i++) {
-        const pe_kv *kv = &g->kv[i];
-        if (kv->key_len != sizeof key - 1 || memcmp(kv->key, key, kv->key_len) != 0) continue;
-        snprintf(r->where, sizeof r->where, "key '%s'", key);
-        if (kv->is_array || kv->type != PE_GGUF_U32)
-            return BAD(r, "it is %s%s, must be u32; the file is damaged or badly written",
-                       kv->is_array ? "an array of " : "of type ", value_types[kv->type].name);
-        memcpy(out, kv->data, sizeof *out);
-        if (*out == 0 || (*out & (*out - 1)) != 0 || *out > MAX_ALIGNMENT)
-            return BAD(r, "%u, must be a power of two of at most %d; the file is damaged or badly written", *out,
-                       MAX_ALIGNMENT);
-    }
-    return PE_OK;
-}
-
-// ---- tensors --------------------------------------------------------------------------------------------------------
-
-static pe_status read_shape(reader *r, pe_tensor *t) {
-    uint32_t n_dims;
-    if (!take(r, &n_dims, sizeof n_dims)) return BAD(r, "%s", TRUNCATED);
-    if (n_dims < 1 || n_dims > MAX_DIMS)
-        return BAD(r, "%u dimensions, must be 1 to %d; the file is damaged", n_dims, MAX_DIMS);
-    t->n_dims = (int32_t)n_dims;
-    int64_t n_values = 1;
-    for (int d = 0; d < MAX_DIMS; d++) {
-        uint64_t ne = 1;
-        if (d < t->n_dims && !take(r, &ne, sizeof ne)) return BAD(r, "%s", TRUNCATED);
-        if (ne < 1 || ne > INT64_MAX || __builtin_mul_overflow(n_values, (int64_t)ne, &n_values))
-            return BAD(r, "dimension %d is %llu, which makes no sound shape; the file is damaged", d,
-                       (unsigned long long)ne);
-        t->ne[d] = (int64_t)ne;
-    }
-    return PE_OK;
-}
-
-// The size of the data, from type and shape. The product of the shape is known not to overflow.
-static pe_status read_type(reader *r, pe_tensor *t) {
-    uint32_t type;
-    if (!take(r, &type, sizeof type)) return BAD(r, "%s", TRUNCATED);
-    const pe_format_info *f = type <= INT32_MAX ? pe_format_by_type((int32_t)type) : NULL;
-    if (!f)
-        return fail(r, PE_ERR_UNSUPPORTED,
-                    "type number %u is unknown to this build; take another quantization of the model, or a "
-                    "newer pyedge",
-                    type);
-    t->type = f->type;
-    if (t->ne[0] % f->block_values != 0)
-        return BAD(r, "a row of %lld values is no multiple of %d, the block of %s; the file is damaged",
-                   (long long)t->ne[0], f->block_values, f->name);
-    uint64_t n_blocks =
-        (uint64_t)(t->ne[0] / f->block_values) * (uint64_t)t->ne[1] * (uint64_t)t->ne[2] * (uint64_t)t->ne[3];
-    if (__builtin_mul_overflow(n_blocks, (uint64_t)f->block_bytes, &t->n_bytes))
-        return BAD(r, "%llu blocks of %s are more than any file holds; the file is damaged",
-                   (unsigned long long)n_blocks, f->name);
-    return PE_OK;
-}
-
-static pe_status read_tensor(reader *r, pe_tensor *t, int64_t i, uint32_t alignment) {
-    char shown[96];
-    text name;
-    snprintf(r->where, sizeof r->where, "tensor number %lld", (long long)i);
-    if (!take_text(r, &name)) return BAD(r, "a name of %llu bytes: %s", (unsigned long long)name.len, TRUNCATED);
-    if (name.len == 0) return BAD(r, "an empty name; the file is damaged");
-    snprintf(r->where, sizeof r->where, "tensor '%s'", quote(shown, name.p, name.len));
-    if (name.len > MAX_NAME)
-        return BAD(r, "its name has %llu bytes (limit %d); the file is damaged", (unsigned long long)name.len,
-                   MAX_NAME);
-    if (!is_clean(name.p, name.len))
-        return BAD(r, "a name must be UTF-8 without control characters; the file is damaged");
-    memcpy(t->name, name.p, name.len);
-
-    pe_status status = read_shape(r, t);
-    if (!status) status = read_type(r, t);
+static pe_status read_split(const pe_gguf_file *f, split *out, pe_error *err) {
+    pe_status status = read_number(f, "split.no", 0, &out->number, err);
+    if (!status) status = read_number(f, "split.count", 1, &out->count, err);
+    if (!status) status = read_number(f, "split.tensors.count", -1, &out->n_tensors, err);
     if (status) return status;
-    if (!take(r, &t->offset, sizeof t->offset)) return BAD(r, "%s", TRUNCATED);
-    if (t->offset % alignment != 0)
-        return BAD(r, "its data at %llu are not aligned to %u; the file is damaged", (unsigned long long)t->offset,
-                   alignment);
+    if (out->count < 1 || out->count > MAX_PARTS)
+        return BAD(f, "key 'split.count': %" PRId64 " parts, must be 1 to %d; the file is damaged", out->count,
+                   MAX_PARTS);
+    if (out->number >= out->count)
+        return BAD(f, "key 'split.no': %" PRId64 ", but there are only %" PRId64 " parts; the file is damaged",
+                   out->number, out->count);
     return PE_OK;
 }
 
-// Turns offsets into the data section into offsets in the file, which all data must lie in.
-static pe_status place_tensors(reader *r, pe_gguf *g, uint32_t alignment) {
-    uint64_t start = (uint64_t)(r->at - g->file.data);  // at most SIZE_MAX / 2, so that this does not overflow:
-    start = (start + alignment - 1) / alignment * alignment;
-    uint64_t room = g->file.size > start ? g->file.size - start : 0;
-    for (int64_t i = 0; i < g->n_tensors; i++) {
-        pe_tensor *t = &g->tensors[i];
-        char shown[96];
-        if (t->offset > room || t->n_bytes > room - t->offset) {
-            snprintf(r->where, sizeof r->where, "tensor '%s'", quote(shown, t->name, strlen(t->name)));
-            return BAD(
-                r,
-                "its %llu bytes at %llu reach past the end of the file (%llu bytes of data); the download may be "
-                "incomplete, pull it again",
-                (unsigned long long)t->n_bytes, (unsigned long long)t->offset, (unsigned long long)room);
-        }
-        t->offset += start;
-        t->data = g->file.data + t->offset;
-    }
-    return PE_OK;
+static const char *file_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }
 
-static int by_offset(const void *a, const void *b) {
-    const pe_tensor *x = *(const pe_tensor *const *)a, *y = *(const pe_tensor *const *)b;
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
+// The path of part `number` (from 0), given that of another part; NULL with an error if that one is named otherwise.
+static char *part_path(const pe_gguf_file *f, int64_t number, const split *s, pe_error *err) {
+    char ending[32];
+    const int len = snprintf(ending, sizeof ending, "-%05d-of-%05d.gguf", (int)s->number + 1, (int)s->count);
+    const size_t path_len = strlen(f->path);
+    if (strlen(file_name(f->path)) <= (size_t)len || strcmp(f->path + path_len - len, ending) != 0) {
+        BAD(f,
+            "this is part %d of a model in %d parts, and only a name that ends in '%s' tells where the others are; "
+            "rename all parts so",
+            (int)s->number + 1, (int)s->count, ending);
+        return NULL;
+    }
+    char *path = strdup(f->path);
+    if (path) {
+        snprintf(ending, sizeof ending, "%05d", (int)number + 1);
+        memcpy(path + path_len - len + 1, ending, 5);
+    } else {
+        pe_fail_file(err, PE_ERR_MEMORY, f->path, NULL, "no memory left to open its parts");
+    }
+    return path;
 }
 
-static pe_status check_overlap(reader *r, const pe_gguf *g, const pe_tensor **order) {
-    char shown[96], other[96];
-    for (int64_t i = 0; i < g->n_tensors; i++) order[i] = &g->tensors[i];
-    qsort(order, (size_t)g->n_tensors, sizeof *order, by_offset);
-    for (int64_t i = 1; i < g->n_tensors; i++) {
-        const pe_tensor *before = order[i - 1], *t = order[i];
-        if (t->offset - before->offset >= before->n_bytes) continue;
-        snprintf(r->where, sizeof r->where, "tensor '%s'", quote(shown, t->name, strlen(t->name)));
-        return BAD(r, "its data overlap those of '%s'; the file is damaged",
-                   quote(other, before->name, strlen(before->name)));
-    }
-    return PE_OK;
-}
-
-static pe_status read_tensors(reader *r, pe_gguf *g, uint32_t alignment) {
-    if (g->n_tensors == 0) return PE_OK;
-    // The header was checked against the whole file; the metadata have been read since.
-    r->where[0] = '\0';
-    if ((uint64_t)g->n_tensors > left(r) / LEAST_TENSOR)
-        return BAD(r,
-                   "the header promises %lld tensors, and the %llu bytes after the metadata cannot hold them; the file "
-                   "is damaged "
-                   "or incomplete, pull it again",
-                   (long long)g->n_tensors, (unsigned long long)left(r));
-    g->tensors = calloc((size_t)g->n_tensors, sizeof *g->tensors);
-    text *names = calloc((size_t)g->n_tensors, sizeof *names);
-    const pe_tensor **order = calloc((size_t)g->n_tensors, sizeof *order);
-    pe_status status = g->tensors && names && order ? PE_OK : out_of_memory(r);
-    for (int64_t i = 0; i < g->n_tensors && !status; i++) {
-        status = read_tensor(r, &g->tensors[i], i, alignment);
-        names[i] = (text){.p = g->tensors[i].name, .len = strlen(g->tensors[i].name)};
-    }
-    if (!status) {
-        const text *twin = find_twin(names, g->n_tensors);
-        char shown[96];
-        if (twin) {
-            snprintf(r->where, sizeof r->where, "tensor '%s'", quote(shown, twin->p, twin->len));
-            status = BAD(r, "it stands in the file twice; get the file from another source");
-        }
-    }
-    if (!status) status = place_tensors(r, g, alignment);
-    if (!status) status = check_overlap(r, g, order);
-    free(names);
-    free(order);
+static pe_status refuse_later_part(const pe_gguf_file *f, const split *s, pe_error *err) {
+    char *first = part_path(f, 0, s, NULL);
+    char shown[96];
+    const pe_status status =
+        first ? BAD(f, "this is part %d of a model in %d parts; give the path of the first, '%s'", (int)s->number + 1,
+                    (int)s->count, pe_gguf_quote(shown, file_name(first), strlen(file_name(first))))
+              : BAD(f, "this is part %d of a model in %d parts; give the path of the first", (int)s->number + 1,
+                    (int)s->count);
+    free(first);
     return status;
+}
+
+// ---- one view -------------------------------------------------------------------------------------------------------
+
+static bool same_value(const pe_kv *a, const pe_kv *b) {
+    return a->type == b->type && a->is_array == b->is_array && a->n_bytes == b->n_bytes &&
+           memcmp(a->data, b->data, a->n_bytes) == 0;
+}
+
+// A part that belongs to another model would give wrong answers, or none. Some writers repeat the metadata in every part.
+static pe_status check_part(const pe_gguf *g, const pe_gguf_file *part, int64_t number, const split *whole,
+                            pe_error *err) {
+    split s;
+    pe_status status = read_split(part, &s, err);
+    if (status) return status;
+    if (!pe_gguf_file_find(part, "split.count"))
+        return BAD(part, "it does not say that it is a part of a model; get all parts from one source");
+    if (s.count != whole->count || s.number != number)
+        return BAD(part,
+                   "it says that it is part %d of %d, and it is used as part %d of %d; get all parts from one source",
+                   (int)s.number + 1, (int)s.count, (int)number + 1, (int)whole->count);
+    if (s.n_tensors >= 0 && whole->n_tensors >= 0 && s.n_tensors != whole->n_tensors)
+        return BAD(part,
+                   "key 'split.tensors.count': %" PRId64 ", and %" PRId64
+                   " in the first part: these are parts of different models; get all parts from one source",
+                   s.n_tensors, whole->n_tensors);
+    static const char *const marks[] = {"general.architecture", "general.name",     "general.basename",
+                                        "general.size_label",   "general.finetune", "general.version"};
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        const pe_kv *own = pe_gguf_file_find(part, marks[i]), *other = pe_gguf_file_find(&g->parts[0], marks[i]);
+        if (own && other && !same_value(own, other))
+            return BAD(part,
+                       "key '%s': another value than in the first part: these are parts of different models; get all "
+                       "parts from one source",
+                       marks[i]);
+    }
+    return PE_OK;
+}
+
+static pe_status open_part(pe_gguf *g, int64_t number, const split *whole, pe_error *err) {
+    const pe_gguf_file *first = &g->parts[0];
+    pe_gguf_file *part = &g->parts[number];
+    char *path = part_path(first, number, whole, err);
+    if (!path) return PE_ERR_FILE;
+    char shown[96];
+    pe_status status;
+    if (pe_os_exists(path)) {
+        g->n_parts = (int32_t)number + 1;
+        status = pe_gguf_file_open(part, path, err);
+        if (!status) status = check_part(g, part, number, whole, err);
+    } else {
+        status = pe_fail_file(
+            err, PE_ERR_FILE, path, NULL, "part %d of %d of this model is missing; put it beside '%s'", (int)number + 1,
+            (int)whole->count, pe_gguf_quote(shown, file_name(first->path), strlen(file_name(first->path))));
+    }
+    free(path);
+    free(part->kv);
+    free(part->head);
+    part->kv = NULL;
+    part->head = NULL;
+    part->n_kv = 0;
+    return status;
+}
+
+static pe_status gather_tensors(pe_gguf *g, const split *whole, pe_error *err) {
+    const pe_gguf_file *first = &g->parts[0];
+    for (int32_t p = 0; p < g->n_parts; p++) g->n_tensors += g->parts[p].n_tensors;
+    if (g->n_tensors > PE_GGUF_MAX_TENSORS)
+        return BAD(first, "its parts hold %" PRId64 " tensors in all (limit %d); a part is damaged", g->n_tensors,
+                   PE_GGUF_MAX_TENSORS);
+    if (g->n_parts > 1 && whole->n_tensors >= 0 && whole->n_tensors != g->n_tensors)
+        return BAD(first,
+                   "key 'split.tensors.count': %" PRId64 ", but its parts hold %" PRId64
+                   " tensors; get all parts from one source",
+                   whole->n_tensors, g->n_tensors);
+    if (g->n_tensors == 0) return PE_OK;
+    g->tensors = calloc((size_t)g->n_tensors, sizeof *g->tensors);
+    if (!g->tensors) return pe_fail_file(err, PE_ERR_MEMORY, first->path, NULL, "no memory for its tensors' names");
+    pe_tensor *to = g->tensors;
+    for (int32_t p = 0; p < g->n_parts; p++) {
+        pe_gguf_file *part = &g->parts[p];
+        for (int64_t i = 0; i < part->n_tensors; i++) {
+            *to = part->tensors[i];
+            to++->file = p;
+        }
+        free(part->tensors);
+        part->tensors = NULL;
+    }
+    if (g->n_parts == 1) return PE_OK;  // checked by itself
+    bool no_memory;
+    const pe_tensor *twin = pe_gguf_find_twin(g->tensors, g->n_tensors, &no_memory);
+    char shown[96];
+    if (no_memory) return pe_fail_file(err, PE_ERR_MEMORY, first->path, NULL, "no memory for its tensors' names");
+    if (twin)
+        return BAD(first, "tensor '%s': it stands in two parts; get all parts from one source",
+                   pe_gguf_quote(shown, twin->name, strlen(twin->name)));
+    return PE_OK;
+}
+
+static pe_status open_all(pe_gguf *g, const char *path, pe_error *err) {
+    split whole;
+    g->n_parts = 1;
+    pe_status status = pe_gguf_file_open(&g->parts[0], path, err);
+    if (!status) status = read_split(&g->parts[0], &whole, err);
+    if (status) return status;
+    if (whole.number > 0) return refuse_later_part(&g->parts[0], &whole, err);
+    if (whole.count > 1) {
+        pe_gguf_file *parts = realloc(g->parts, (size_t)whole.count * sizeof *parts);
+        if (!parts) return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no memory left to open its parts");
+        memset(parts + 1, 0, (size_t)(whole.count - 1) * sizeof *parts);
+        g->parts = parts;
+    }
+    for (int64_t i = 1; i < whole.count && !status; i++) status = open_part(g, i, &whole, err);
+    return status ? status : gather_tensors(g, &whole, err);
 }
 
 // ---- the public calls -----------------------------------------------------------------------------------------------
 
-static pe_status read_file(pe_gguf *g, pe_error *err) {
-    reader r = {.g = g, .at = g->file.data, .end = g->file.data + g->file.size, .err = err};
-    uint32_t alignment = 0;
-    pe_status status = read_header(&r, g);
-    if (!status) status = read_metadata(&r, g);
-    if (!status) status = read_alignment(&r, g, &alignment);
-    if (!status) status = read_tensors(&r, g, alignment);
-    return status;
-}
-
 pe_status pe_gguf_open(const char *path, pe_gguf **out, pe_error *err) {
     *out = NULL;
     pe_gguf *g = calloc(1, sizeof *g);
-    if (g) g->path = strdup(path);
-    if (!g || !g->path) {
+    if (g) g->parts = calloc(1, sizeof *g->parts);
+    if (!g || !g->parts) {
         free(g);
         return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no memory left to open it");
     }
     atomic_init(&g->references, 1);
-    pe_status status = pe_os_map(path, &g->file, err);
-    if (!status) status = read_file(g, err);
+    const pe_status status = open_all(g, path, err);
     if (status) pe_gguf_release(g);
     else *out = g;
     return status;
@@ -530,20 +245,26 @@ void pe_gguf_retain(pe_gguf *g) { atomic_fetch_add(&g->references, 1); }
 
 void pe_gguf_release(pe_gguf *g) {
     if (!g || atomic_fetch_sub(&g->references, 1) != 1) return;
-    pe_os_unmap(&g->file);
+    for (int32_t i = 0; i < g->n_parts; i++) pe_gguf_file_release(&g->parts[i]);
+    free(g->parts);
     free(g->tensors);
-    free(g->kv);
-    free(g->path);
     free(g);
 }
 
-const char *pe_gguf_path(const pe_gguf *g) { return g->path; }
-uint32_t pe_gguf_version(const pe_gguf *g) { return g->version; }
-uint64_t pe_gguf_file_size(const pe_gguf *g) { return g->file.size; }
-int64_t pe_gguf_n_kv(const pe_gguf *g) { return g->n_kv; }
+const char *pe_gguf_path(const pe_gguf *g) { return g->parts[0].path; }
+uint32_t pe_gguf_version(const pe_gguf *g) { return g->parts[0].version; }
+int32_t pe_gguf_n_files(const pe_gguf *g) { return g->n_parts; }
+const char *pe_gguf_file_path(const pe_gguf *g, int32_t i) { return g->parts[i].path; }
+int64_t pe_gguf_n_kv(const pe_gguf *g) { return g->parts[0].n_kv; }
 int64_t pe_gguf_n_tensors(const pe_gguf *g) { return g->n_tensors; }
-void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out) { *out = g->kv[i]; }
+void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out) { *out = g->parts[0].kv[i]; }
 const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i) { return &g->tensors[i]; }
+
+uint64_t pe_gguf_file_size(const pe_gguf *g) {
+    uint64_t size = 0;
+    for (int32_t i = 0; i < g->n_parts; i++) size += g->parts[i].size;
+    return size;
+}
 
 const char *pe_gguf_next_string(const void **cursor, size_t *len) {
     const char *at = *cursor;

@@ -52,7 +52,7 @@ static pe_status fail_errno(pe_error *err, const char *path, int code) {
     return pe_fail_file(err, PE_ERR_FILE, path, NULL, "%s", why);
 }
 
-static pe_status map_open_file(int fd, const char *path, pe_mapping *out, pe_error *err) {
+static pe_status measure(int fd, const char *path, uint64_t *size, pe_error *err) {
     struct stat st;
     if (fstat(fd, &st) != 0) return fail_errno(err, path, errno);
     if (S_ISDIR(st.st_mode))
@@ -64,28 +64,57 @@ static pe_status map_open_file(int fd, const char *path, pe_mapping *out, pe_err
                             "the file is empty; the download may have failed, pull it again");
     if ((uintmax_t)st.st_size > SIZE_MAX / 2)
         return pe_fail_file(err, PE_ERR_FILE, path, NULL, "the file is too large to be mapped on this machine");
-    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED) return fail_errno(err, path, errno);
-    *out = (pe_mapping){.data = data, .size = (size_t)st.st_size};
+    *size = (uint64_t)st.st_size;
     return PE_OK;
 }
 
-pe_status pe_os_map(const char *path, pe_mapping *out, pe_error *err) {
-    *out = (pe_mapping){0};
+pe_status pe_os_open(const char *path, pe_file *out, pe_error *err) {
+    *out = (pe_file){.fd = -1};
     // O_NONBLOCK: opening a FIFO that nobody writes to must not wait for ever.
-    int fd;
-    do fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    while (fd < 0 && errno == EINTR);
-    if (fd < 0) return fail_errno(err, path, errno);
-    pe_status status = map_open_file(fd, path, out, err);
-    close(fd);
+    do out->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    while (out->fd < 0 && errno == EINTR);
+    if (out->fd < 0) return fail_errno(err, path, errno);
+    const pe_status status = measure(out->fd, path, &out->size, err);
+    if (status) pe_os_close(out);
     return status;
+}
+
+void pe_os_close(pe_file *f) {
+    if (f->fd >= 0) close(f->fd);
+    *f = (pe_file){.fd = -1};
+}
+
+pe_status pe_os_read(const pe_file *f, const char *path, uint64_t offset, void *out, size_t n, pe_error *err) {
+    enum { AT_ONCE = 1 << 30 };  // macOS refuses more than INT_MAX
+    for (size_t done = 0; done < n;) {
+        const size_t rest = n - done;
+        const ssize_t got =
+            pread(f->fd, (uint8_t *)out + done, rest < AT_ONCE ? rest : AT_ONCE, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno(err, path, errno);
+        if (got == 0)
+            return pe_fail_file(err, PE_ERR_FILE, path, NULL,
+                                "the file became shorter while it was read; another process is changing it, try again "
+                                "when that is done");
+        done += (size_t)got;
+    }
+    return PE_OK;
+}
+
+pe_status pe_os_map(const pe_file *f, const char *path, pe_mapping *out, pe_error *err) {
+    *out = (pe_mapping){0};
+    void *data = mmap(NULL, (size_t)f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
+    if (data == MAP_FAILED) return fail_errno(err, path, errno);
+    *out = (pe_mapping){.data = data, .size = (size_t)f->size};
+    return PE_OK;
 }
 
 void pe_os_unmap(pe_mapping *m) {
     if (m->data) munmap((void *)(uintptr_t)m->data, m->size);
     *m = (pe_mapping){0};
 }
+
+bool pe_os_exists(const char *path) { return access(path, F_OK) == 0; }
 
 char *pe_os_read_text(const char *path) {
     enum { LIMIT = 1 << 20 };
