@@ -95,14 +95,12 @@ def write_tiny_llama(
     keys: Mapping[str, Any] | None = None,
     drop: Sequence[str] = (),
     extra: Mapping[str, np.ndarray] | None = None,
-    split_max_tensors: int = 0,
 ) -> Path:
     """Writes a random llama and returns its path.
 
     types: one format for every matrix, or formats by the tensor's own name (`{"attn_q": "Q8_0", "": "Q4_0"}`; the empty
     name is the default). keys: metadata to add or replace, by full name (None removes). drop: tensors or keys to leave
-    out. extra: F32 tensors to add or replace. split_max_tensors: if not 0, the model is split into files of that
-    many tensors, and the path of the first is returned.
+    out. extra: F32 tensors to add or replace.
     """
     rng = np.random.default_rng(seed)
     n_kv = n_head if n_kv is None else n_kv
@@ -173,8 +171,7 @@ def write_tiny_llama(
             metadata["tokenizer.chat_template"] = chat_template
     metadata |= keys or {}
 
-    architecture = str(metadata.pop("general.architecture", "llama"))
-    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
+    writer = gguf.GGUFWriter(path, str(metadata.pop("general.architecture", "llama")))
     for key, value in metadata.items():
         if value is not None and key not in drop:
             add_key(writer, key, value)
@@ -185,8 +182,7 @@ def write_tiny_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    path = Path(path)
-    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if split_max_tensors else path
+    return Path(path)
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
