@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ PREFERRED = (
 )  # fmt: skip
 
 _TIMEOUT = 30  # seconds for the list of files
+_RETRIES = 1  # without a byte in between, beyond the library's own
+_PIECE = 1 << 18  # bytes; of the library's own 10 MB, a cut connection would lose up to all
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -58,19 +61,22 @@ def fetch(place: Workplace, source: Repository, progress: Progress | None) -> Re
     with _one_line(place.name, source.repo):
         info = _info(source.repo)
     files = choose(place.name, _files(info), source.file)
-    parts = [place.partial / f"{file.sha256 or file.blob or 'file'}.incomplete" for file in files]
-    for other in place.partial.iterdir():  # of a version that is no longer there
-        if other not in parts:
+    commit = str(info.sha or "main")
+    parts = [
+        place.partial / f"{file.sha256 or file.blob or f'unproved-{i}'}.incomplete" for i, file in enumerate(files)
+    ]
+    for other in place.partial.iterdir():
+        if other not in parts or other.name.startswith("unproved"):  # it may be of another version
             other.unlink()
     there = [part.stat().st_size if part.exists() else 0 for part in parts]
     size = sum(file.size for file in files)
     place.check_space(size - sum(there), size)
-    log.info("%s: %s of %s at %s", place.name, ", ".join(file.path for file in files), source.repo, info.sha)
+    log.info("%s: %s of %s at %s", place.name, ", ".join(file.path for file in files), source.repo, commit)
 
     tally = Tally(progress, size)
     digests = []
     for file, part in zip(files, parts, strict=True):
-        digests.append(_download(place, source.repo, str(info.sha), file, part, tally))
+        digests.append(_download(place, source.repo, commit, file, part, tally))
         tally.add(file.size)
     n = len(files)
     names = ["file.gguf"] if n == 1 else [f"file-{i + 1:05}-of-{n:05}.gguf" for i in range(n)]
@@ -80,7 +86,7 @@ def fetch(place: Workplace, source: Repository, progress: Progress | None) -> Re
     tally.finish()
     return Received(
         files=[File(name, file.size, d) for name, file, d in zip(names, files, digests, strict=True)],
-        source=f"hf:{source.repo}@{info.sha}",
+        source=f"hf:{source.repo}@{commit}",
         origin=", ".join(file.path for file in files),
         licence=_licence(info),
     )
@@ -178,29 +184,43 @@ def _download(place: Workplace, repo: str, commit: str, file: RemoteFile, part: 
     """Brings a file's bytes to `part`, from where an earlier attempt left off, and proves them. Returns their
     SHA-256."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
 
     with open(part, "a+b") as f:
         sink = _Sink(f, tally, file)
         if sink.size > file.size:
-            sink.seek(0)
-            sink.truncate()
+            sink.begin_anew()
         if sink.size:
             log.info("%s: going on with %s after %d of %d bytes", place.name, file.path, sink.size, file.size)
-        if sink.size < file.size or not file.size:
-            with _one_line(place.name, repo), _quiet():
-                http_get(
-                    hf_hub_url(repo, file.path, revision=commit, endpoint=_endpoint()),
-                    cast(BinaryIO, sink),
-                    resume_size=sink.size,
-                    headers=_headers(),
-                    expected_size=file.size,
-                )
+        if sink.size < file.size:
+            with _one_line(place.name, repo), _library():
+                _get(hf_hub_url(repo, file.path, revision=commit, endpoint=_endpoint()), sink, file.size)
         sha256, wrong = sink.verdict()
     if wrong:
         part.unlink()
         raise ModelError(f"{place.name}: {file.path} did not come as the repository has it ({wrong}); try again")
     return sha256
+
+
+def _get(url: str, sink: _Sink, size: int) -> None:
+    """Asks for what is missing, again and again as long as some of it comes."""
+    from huggingface_hub.file_download import http_get
+
+    fruitless = 0
+    while True:
+        before = sink.size
+        try:
+            http_get(
+                url, cast(BinaryIO, sink), resume_size=before, headers=_headers(), expected_size=size
+            )  # which checks the size
+            return
+        except Exception as e:
+            fruitless = 0 if before < sink.size <= size else fruitless + 1
+            if fruitless > _RETRIES or not _is_of_the_line(e):
+                raise
+            log.info("%s: %s; asking for the rest", url, e)
+            if sink.size > size:  # a server that sends all when it is asked for the rest
+                sink.begin_anew()
+            time.sleep(1)
 
 
 class _Sink:
@@ -245,6 +265,10 @@ class _Sink:
         self._begin()
         return self._f.truncate(0)
 
+    def begin_anew(self) -> None:
+        self.seek(0)
+        self.truncate()
+
     def flush(self) -> None:
         self._f.flush()
 
@@ -261,21 +285,34 @@ class _Sink:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The library's own bars and warnings are kept back: a pull has its own."""
+def _library() -> Iterator[None]:
+    """The library as a pull needs it: in small pieces, and without bars and warnings of its own."""
+    from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
-    level, bars = logger.level, not are_progress_bars_disabled()
+    level, bars, piece = logger.level, not are_progress_bars_disabled(), constants.DOWNLOAD_CHUNK_SIZE
     logger.setLevel(logging.ERROR)
+    constants.DOWNLOAD_CHUNK_SIZE = _PIECE
     if bars:
         disable_progress_bars()
     try:
         yield
     finally:
         logger.setLevel(level)
+        constants.DOWNLOAD_CHUNK_SIZE = piece
         if bars:
             enable_progress_bars()
+
+
+def _is_of_the_line(e: Exception) -> bool:
+    """Whether that is a connection that failed: by any of the libraries below, or a size that is not the promised."""
+    from huggingface_hub import errors
+
+    if isinstance(e, (errors.HfHubHTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled)):
+        return False
+    below = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "ssl", "socket")
+    return type(e).__module__.partition(".")[0] in below or (type(e) is OSError and e.errno is None)
 
 
 @contextmanager
@@ -305,7 +342,7 @@ def _one_line(name: str, repo: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as e:
         raise ModelError(f"{name}: HF_HUB_OFFLINE is set, so nothing is fetched; unset it") from e
     except Exception as e:
-        if type(e).__module__ == "builtins" and not (isinstance(e, OSError) and e.errno is None):
+        if not _is_of_the_line(e):
             raise  # the disk, or a bug
         reason = " ".join(str(e).split()).rstrip(".")[:200] or type(e).__name__
         raise ModelError(
