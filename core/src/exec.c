@@ -263,6 +263,9 @@ static void run_logits(const run *r) {
 
 // ---- mixture of experts ----------------------------------------------------------------------------------------------
 
+// A score that is no number is the highest, so that the output is none either.
+static float rank(float score) { return isnan(score) ? INFINITY : score; }
+
 // The n_used experts with the highest scores, the lower number first among equals, and their weights.
 static void route_row(const run *r, int64_t t) {
     const pe_moe_parameters *p = &r->op->moe;
@@ -275,8 +278,7 @@ static void route_row(const run *r, int64_t t) {
         for (int32_t e = 0; e < p->n_experts; e++) {
             bool taken = false;
             for (int64_t i = 0; i < u; i++) taken |= experts[i] == e;
-            // A NaN is never above anything: where all are, the first that is left is taken, and makes the output NaN.
-            if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+            if (!taken && (best < 0 || rank(scores[e]) > rank(scores[best]))) best = e;
         }
         experts[u] = best;
     }

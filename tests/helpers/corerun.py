@@ -5,7 +5,7 @@ Owns no expectations. Every page is filled with NaN before a run, so a read of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,9 +31,10 @@ class Runner:
         n_pages: int = 96,
         threads: int = 1,
         fill: float = np.nan,
+        build: Callable[[_core.Gguf], Plan] = build_plan,
     ) -> None:
         gguf = _core.Gguf(str(path))
-        self.plan: Plan = build_plan(gguf)
+        self.plan: Plan = build(gguf)
         self.model = _core.Model(gguf, self.plan.ops, precision, threads)
         gguf.close()
         self.page_size = page_size

@@ -49,7 +49,7 @@ def vocabulary() -> tuple[list[str], list[str]]:
 
 
 def encode(values: np.ndarray, type_name: str, rng: np.random.Generator) -> np.ndarray:
-    """Values [rows, columns] in a format: an array of that type, or of bytes [rows, bytes per row]."""
+    """Values [..., columns] in a format: an array of that type, or of bytes [..., bytes per row]."""
     kind = gguf.GGMLQuantizationType[type_name]
     if type_name == "F32":
         return values.astype(np.float32)
@@ -68,7 +68,7 @@ def encode(values: np.ndarray, type_name: str, rng: np.random.Generator) -> np.n
         raw[:, 12:16] = (raw[:, 12:16] & 15) * 17
     for at, ratio in offsets.items():
         raw[:, at : at + 2] = (scales * np.float16(ratio))[:, None].view(np.uint8)
-    return raw.reshape(values.shape[0], -1)
+    return raw.reshape(*values.shape[:-1], -1)
 
 
 def write_tiny_llama(
@@ -94,13 +94,13 @@ def write_tiny_llama(
     seed: int = 0,
     keys: Mapping[str, Any] | None = None,
     drop: Sequence[str] = (),
-    extra: Mapping[str, np.ndarray] | None = None,
+    extra: Mapping[str, np.ndarray | tuple[np.ndarray, str]] | None = None,
 ) -> Path:
     """Writes a random llama and returns its path.
 
     types: one format for every matrix, or formats by the tensor's own name (`{"attn_q": "Q8_0", "": "Q4_0"}`; the empty
     name is the default). keys: metadata to add or replace, by full name (None removes). drop: tensors or keys to leave
-    out. extra: F32 tensors to add or replace.
+    out. extra: tensors to add or replace, F32 or of a format.
     """
     rng = np.random.default_rng(seed)
     n_kv = n_head if n_kv is None else n_kv
@@ -138,8 +138,9 @@ def write_tiny_llama(
         matrix("output.weight", n_rows, n_embd, gain=2.0)
     if rope_factors:  # as Llama 3 has them: high frequencies kept, low ones slowed
         tensors["rope_freqs.weight"] = (np.linspace(1.0, 8.0, n_rot // 2, dtype=np.float32), "F32")
-    for name, values in (extra or {}).items():
-        tensors[name] = (values.astype(np.float32), "F32")
+    for name, given in (extra or {}).items():
+        values, kind = given if isinstance(given, tuple) else (given, "F32")
+        tensors[name] = (encode(values, kind, rng), kind)
 
     metadata: dict[str, Any] = {
         "llama.context_length": context,
