@@ -117,7 +117,7 @@ class LLM:
         with _core.Gguf(self.path) as gguf, ThreadPoolExecutor(1) as other_thread:
             # Packing weights leaves Python free meanwhile, and reading a vocabulary keeps one core busy.
             tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf)
-            self.plan = build_plan(gguf)
+            self.plan = build_plan(gguf, max_model_len)
             weights = _core.Model(gguf, self.plan.ops, precision, n_threads)
             self.tokenizer = tokenizer.result()
         self._weights: _core.Model | None = weights

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -40,8 +41,12 @@ def architectures() -> list[str]:
     return sorted(_families())
 
 
-def build_plan(gguf: _core.Gguf) -> Plan:
-    """The plan of the model in an open file. Raises ModelError: `FILE: key or tensor: what is wrong`."""
+def build_plan(gguf: _core.Gguf, max_model_len: int | None = None) -> Plan:
+    """The plan of the model in an open file. Raises ModelError: `FILE: key or tensor: what is wrong`.
+
+    max_model_len: tokens that a sequence will have at most; None: the model's context. Some models rotate by other
+    factors when they are used for more than they were first trained for.
+    """
     try:
         architecture = gguf.get("general.architecture")
         if architecture is None:
@@ -50,6 +55,8 @@ def build_plan(gguf: _core.Gguf) -> Plan:
             known = ", ".join(architectures())
             raise ModelError(f"general.architecture: {architecture!r:.80} is not supported; supported: {known}")
         h = family.hparams(gguf, architecture)
+        if max_model_len is not None:
+            h = replace(h, max_model_len=max_model_len)
         p = PlanBuilder(gguf, h)
         family.build(p, h)
         return p.finish(family.IGNORED)

@@ -7,12 +7,14 @@ as the tensor rope_freqs.weight.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyedge.errors import ModelError
-from pyedge.models.hparams import HParams, Keys, read
-from pyedge.models.plan import Activation, Pairing, PlanBuilder, Rope
+from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.hparams import HParams, read, windows
+from pyedge.models.keys import Keys
+from pyedge.models.plan import Pairing, PlanBuilder
 
 if TYPE_CHECKING:
     from pyedge import _core
@@ -21,26 +23,28 @@ ARCHITECTURES = ("llama",)
 IGNORED = ("blk.*.attn_rot_embd.weight",)  # early files: the plain inverse frequencies, which rope computes anyway
 
 
-def hparams(gguf: _core.Gguf, architecture: str) -> HParams:
-    h = read(gguf, architecture)
+@dataclass(frozen=True)
+class LlamaHParams(HParams):
+    windows: tuple[int, ...]
+
+
+def hparams(gguf: _core.Gguf, architecture: str) -> LlamaHParams:
+    h = read(gguf, architecture, "expert_count", "attention.sliding_window")
     keys = Keys(gguf, architecture)
     router = next((t.name for t in gguf.tensors if t.name.endswith(".ffn_gate_inp.weight")), None)
     if router is not None or keys.integer("expert_count", 0, 2**16, default=0) > 0:
         where = router or keys.full("expert_count")
         raise ModelError(f"{where}: this is a mixture-of-experts model, which is not supported yet")
-    # Within the window of Mistral 7B v0.1 plain causal attention is the same thing; past it, it would not be.
-    window = keys.integer("attention.sliding_window", 0, 2**30, default=0)
-    return replace(h, context_length=min(h.context_length, window)) if window else h
+    return LlamaHParams(**vars(h), windows=windows(keys, h.n_layers, period=0))
 
 
-def build(p: PlanBuilder, h: HParams) -> None:
-    rope = Rope(h.head_dim, h.n_rot, h.rope_base, h.rope_scale, factors="rope_freqs", pairing=Pairing.INTERLEAVED)
+def build(p: PlanBuilder, h: LlamaHParams) -> None:
+    rope = h.rope(Pairing.INTERLEAVED)
     x = p.embed("token_embd")
     for i in range(h.n_layers):
         b = p.scope(f"blk.{i}")
         q, k, v = b.linear(b.rms_norm(x, "attn_norm"), "attn_q", "attn_k", "attn_v")
-        x = x + b.linear(b.attention(b.rope(q, rope), b.rope(k, rope), v), "attn_output")
-        gate, up = b.linear(b.rms_norm(x, "ffn_norm"), "ffn_gate", "ffn_up")
-        b.require(gate, h.d_ff, "feed_forward_length")
-        x = x + b.linear(p.activation(Activation.SILU, gate, up), "ffn_down")
-    p.logits(p.rms_norm(x, "output_norm"), "output", tied="token_embd")
+        attended = b.attention(b.rope(q, rope), b.rope(k, rope), v, window=h.windows[i])
+        x = x + b.linear(attended, "attn_output")
+        x = x + gated_ffn(b, b.rms_norm(x, "ffn_norm"), h)
+    end(p, p.rms_norm(x, "output_norm"), h)

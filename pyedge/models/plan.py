@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from pyedge import _core
 from pyedge.errors import ModelError
-from pyedge.models.hparams import HParams
+
+if TYPE_CHECKING:
+    from pyedge.models.hparams import HParams
 
 _MAX_NAME = 63  # bytes, the core's limit
 

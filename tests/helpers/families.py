@@ -29,13 +29,13 @@ class Case:
     tokens: list[int]
     shapes: dict[str, list[int]]
     expected: str  # float32, base64: logits [T, n_vocab], or the embedding [1, d_model] of the text
-    embeds: bool = False
+    pooling: str | None = None  # of gguf's PoolingType, for models that embed
     max_model_len: int | None = None  # asked for; None: the model's own
 
     @property
     def values(self) -> np.ndarray:
         data = np.frombuffer(base64.b64decode(self.expected), np.float32)
-        return data.reshape(1 if self.embeds else len(self.tokens), -1)
+        return data.reshape(1 if self.pooling else len(self.tokens), -1)
 
     def weights(self) -> dict[str, np.ndarray]:
         return draw(self.shapes, self.seed, self.config)

@@ -26,8 +26,9 @@ def write(
     """types: of every matrix whose rows are whole blocks of it. keys: to add or replace, without the architecture (None
     removes). drop: tensors to leave out."""
     family = FAMILIES[case.architecture]
+    pooling = {"pooling_type": int(gguf.PoolingType[case.pooling])} if case.pooling else {}
     writer = gguf.GGUFWriter(path, case.architecture)
-    for key, value in {**common_keys(case.config), **family.keys(case.config), **(keys or {})}.items():
+    for key, value in {**common_keys(case.config), **family.keys(case.config), **pooling, **(keys or {})}.items():
         if value is not None:
             add_key(writer, f"{case.architecture}.{key}", value)
     for name, values in tensors(case).items():

@@ -24,7 +24,8 @@ def hparams_of(tmp_path: Path, **kw: Any) -> HParams:
 def test_what_a_file_says(tmp_path: Path) -> None:
     h = hparams_of(tmp_path, n_embd=72, n_head=9, n_kv=3, head_dim=8, n_layer=3, n_ff=100, context=333, rope_base=5e5)
     assert (h.d_model, h.n_heads, h.n_kv_heads, h.head_dim, h.n_layers, h.d_ff) == (72, 9, 3, 8, 3, 100)
-    assert (h.context_length, h.rope_base, h.n_rot, h.rope_scale, h.n_vocab) == (333, 5e5, 8, 1.0, 281)
+    assert (h.context_length, h.max_model_len, h.n_vocab, h.pooling) == (333, 333, 281, None)
+    assert (h.rotary.base, h.rotary.n_rot, h.rotary.scale) == (5e5, 8, 1.0)
     assert h.norm_eps == pytest.approx(1e-5)
 
 
@@ -34,7 +35,7 @@ def test_defaults(tmp_path: Path) -> None:
         *("rope.dimension_count", "rope.freq_base"),
     ]
     h = hparams_of(tmp_path, n_embd=64, n_head=4, drop=[f"llama.{n}" for n in names])
-    assert (h.n_kv_heads, h.head_dim, h.n_rot, h.rope_base) == (4, 16, 16, 10000.0)
+    assert (h.n_kv_heads, h.head_dim, h.rotary.n_rot, h.rotary.base) == (4, 16, 16, 10000.0)
 
 
 def test_lists_of_one_value_per_layer(tmp_path: Path) -> None:
@@ -83,9 +84,9 @@ def test_no_context_length_gets_a_default_and_says_so(
         ("attention.key_length", 2**31, "out of range"),
         ("attention.value_length", 4, "differs from key_length, 8"),
         ("context_length", 2**40, "out of range"),
-        ("rope.scaling.type", "yarn", "not supported"),
-        ("rope.scaling.type", "longrope", "not supported"),
-        ("rope.scaling.attn_factor", 1.2, "not supported"),
+        ("rope.scaling.type", "dynamic", "not supported; none, linear, yarn, longrope are"),
+        ("rope.scaling.type", 3, "not supported"),
+        ("rope.scaling.attn_factor", -1.0, "out of range"),
         ("rope.scaling.factor", -2.0, "out of range"),
     ],
 )
@@ -144,11 +145,11 @@ def test_a_file_without_a_tokenizer_can_be_planned(tmp_path: Path) -> None:
 )
 def test_linear_rope_scaling(tmp_path: Path, kind: str | None, factor: float | None, scale: float) -> None:
     keys = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": factor}
-    assert hparams_of(tmp_path, keys=keys).rope_scale == scale
+    assert hparams_of(tmp_path, keys=keys).rotary.scale == scale
 
 
 def test_early_key_of_linear_scaling(tmp_path: Path) -> None:
-    assert hparams_of(tmp_path, keys={"llama.rope.scale_linear": 2.0}).rope_scale == 2.0
+    assert hparams_of(tmp_path, keys={"llama.rope.scale_linear": 2.0}).rotary.scale == 2.0
 
 
 def test_architecture_is_refused_by_name(tmp_path: Path) -> None:
@@ -193,5 +194,5 @@ def test_any_values_are_planned_or_refused(tmp_path: Path, values: dict[str, Any
     assert "\n" not in refusal
     if h is not None:
         assert h.n_heads * h.head_dim == h.d_model == 64
-        assert 0 < h.n_rot <= h.head_dim
+        assert 0 < h.rotary.n_rot <= h.head_dim
         assert h.context_length > 0

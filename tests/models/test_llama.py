@@ -51,10 +51,11 @@ def test_every_tensor_of_a_full_file_is_read(tmp_path: Path) -> None:
     assert sorted({w for op in plan.ops for w in op.weights if w >= 0}) == list(range(len(gguf.tensors)))
 
 
-def test_context_is_kept_within_a_sliding_window(tmp_path: Path) -> None:
-    for window, context in ((100, 100), (4096, 512), (0, 512)):
+def test_sliding_window_is_of_every_layer(tmp_path: Path) -> None:
+    for window in (100, 0, None):
         _, plan = plan_of(tmp_path, context=512, keys={"llama.attention.sliding_window": window})
-        assert plan.hparams.context_length == context
+        assert plan.hparams.context_length == 512
+        assert [numbers(plan, f"blk.{i}.attn")["window"] for i in (0, 1)] == [window or 0] * 2
 
 
 def test_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:

@@ -23,7 +23,13 @@ import seeds
 WORK = HERE.parents[2] / "build" / "fuzz"
 SANITIZERS = "address,undefined,float-cast-overflow"
 # -O1: as the sanitizers' own documentation has it.
-FLAGS = ["-O1", "-g1", "-fno-omit-frame-pointer", f"-fsanitize=fuzzer-no-link,{SANITIZERS}", "-fno-sanitize-recover=all"]
+FLAGS = [
+    "-O1",
+    "-g1",
+    "-fno-omit-frame-pointer",
+    f"-fsanitize=fuzzer-no-link,{SANITIZERS}",
+    "-fno-sanitize-recover=all",
+]
 LIMITS = ["-timeout=1", "-rss_limit_mb=500", "-max_len=8192", "-detect_leaks=1"]
 
 

@@ -1,0 +1,63 @@
+"""Gemma 3: five layers of six see a window and rotate by a base of their own; q and k are normed by heads.
+
+arXiv:2503.19786. The file's rope scaling concerns the layers without a window only. Norm weights of GGUF files have the
+1 added that the checkpoints leave out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.gemma2 import query_scale
+from pyedge.models.hparams import HParams, read, windows
+from pyedge.models.keys import Keys
+from pyedge.models.plan import Activation, Pairing, PlanBuilder
+
+if TYPE_CHECKING:
+    from pyedge import _core
+
+ARCHITECTURES = ("gemma3",)
+IGNORED = ()
+_N_LAYERS_OF_27B = 62
+
+
+@dataclass(frozen=True)
+class Gemma3HParams(HParams):
+    windows: tuple[int, ...]
+    local_base: float  # of rope in layers with a window
+    scale: float  # of scores
+    logit_softcap: float
+
+
+def hparams(gguf: _core.Gguf, architecture: str) -> Gemma3HParams:
+    h = read(
+        *(gguf, architecture, "attention.sliding_window", "attention.scale"),
+        *("rope.freq_base_swa", "final_logit_softcapping"),
+    )
+    keys = Keys(gguf, architecture)
+    return Gemma3HParams(
+        **vars(h),
+        windows=windows(keys, h.n_layers, period=6),
+        local_base=keys.number("rope.freq_base_swa", 0.0, 1e12, default=10000.0),
+        scale=query_scale(keys, h, _N_LAYERS_OF_27B),
+        logit_softcap=keys.multiplier("final_logit_softcapping", none=0.0),
+    )
+
+
+def build(p: PlanBuilder, h: Gemma3HParams) -> None:
+    everywhere = h.rope(Pairing.HALVES)
+    local = h.rope(Pairing.HALVES, base=h.local_base, scaled=False)
+    x = p.scale(p.embed("token_embd"), math.sqrt(h.d_model))
+    for i, window in enumerate(h.windows):
+        b, rope = p.scope(f"blk.{i}"), local if window else everywhere
+        q, k, v = b.linear(b.rms_norm(x, "attn_norm"), "attn_q", "attn_k", "attn_v")
+        q = b.rope(b.rms_norm(q, "attn_q_norm", group=h.head_dim), rope)
+        k = b.rope(b.rms_norm(k, "attn_k_norm", group=h.head_dim), rope)
+        attended = b.linear(b.attention(q, k, v, h.scale, window=window), "attn_output")
+        x = x + b.rms_norm(attended, "post_attention_norm")
+        ffn = gated_ffn(b, b.rms_norm(x, "ffn_norm"), h, Activation.GELU_TANH)
+        x = x + b.rms_norm(ffn, "post_ffw_norm")
+    end(p, p.rms_norm(x, "output_norm"), h, softcap=h.logit_softcap)

@@ -1,0 +1,130 @@
+"""Every family and variant against transformers, in float32, beyond windows and original contexts.
+
+The figures lie in families/; weights are drawn from names and written by the gguf package (tests/helpers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import families
+import familygguf
+import numpy as np
+import planref
+import pytest
+from corerun import Runner
+from families import Case
+
+from pyedge import _core
+from pyedge.models import Plan, build_plan
+from pyedge.models.plan import Op
+
+NAMES = families.names()
+TOLERANCE = 1e-4  # of logits that are 2 on average; 46 layers make 3e-5 between two float32 engines
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
+    """Writes each file once."""
+    folder = tmp_path_factory.mktemp("families")
+
+    def write(name: str, types: str = "F32") -> Path:
+        path = folder / f"{name}-{types}.gguf"
+        return path if path.exists() else familygguf.write(path, families.load(name), types=types)
+
+    return write
+
+
+def run(case: Case, path: Path, precision: str = "f32", kv_type: str = "f32") -> Runner:
+    return Runner(path, precision=precision, kv_type=kv_type, build=lambda gguf: build_plan(gguf, case.max_model_len))
+
+
+def rows_of(case: Case, values: np.ndarray) -> np.ndarray:
+    """Those that the fixture has: one of a text that is embedded."""
+    return values[-1:] if case.pooling else values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits(write: Write, name: str) -> None:
+    case = families.load(name)
+    runner = run(case, write(name))
+    whole = runner.run(case.tokens)
+    assert np.abs(rows_of(case, whole) - case.values).max() < TOLERANCE
+    if runner.plan.pooling is None:
+        assert np.array_equal(runner.run(case.tokens, cuts=range(1, len(case.tokens))), whole), "token by token"
+
+
+@pytest.mark.parametrize("types", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", NAMES)
+def test_fast_path(write: Write, name: str, types: str) -> None:
+    """Against float activations on the same quantized weights."""
+    case = families.load(name)
+    path = write(name, types)
+    found, expected = (
+        rows_of(case, run(case, path, precision, kv_type).run(case.tokens))
+        for precision, kv_type in (("fast", "f16"), ("f32", "f32"))
+    )
+    assert np.sqrt(np.mean((found - expected) ** 2)) / expected.std() < 0.05 + 0.002 * case.config["num_hidden_layers"]
+
+
+# ---- The fixtures can tell -------------------------------------------------------------------------------------------
+
+NEUTRAL: dict[tuple[str, str], float] = {
+    ("attention", "window"): 0,
+    ("attention", "softcap"): 0.0,
+    ("rope_table", "scale"): 1.0,
+    ("rope_table", "magnitude"): 1.0,
+    ("rope_table", "ramp_low"): 0.0,
+    ("rope_table", "ramp_high"): 0.0,
+    ("add", "factor"): 1.0,
+    ("scale", "factor"): 1.0,
+    ("logits", "scale"): 1.0,
+    ("logits", "softcap"): 0.0,
+}
+
+
+def changes(plan: Plan) -> Iterator[tuple[str, list[Op]]]:
+    """The plan's ops with one thing left out or done otherwise, and what."""
+    kinds = _core.ops()
+
+    def each(kind: str, change: Callable[[Op, dict[str, Any]], Op]) -> list[Op]:
+        made = []
+        for op in plan.ops:
+            names = [p.partition(":")[2] for p in kinds[op.kind].parameters.split()]
+            made.append(change(op, dict(zip(names, op.parameters, strict=True))) if kinds[op.kind].name == kind else op)
+        return made
+
+    def with_parameters(**values: Any) -> Callable[[Op, dict[str, Any]], Op]:
+        return lambda op, p: op._replace(parameters=[*{**p, **values}.values()])
+
+    for (kind, name), value in NEUTRAL.items():
+        yield f"{kind}.{name}", each(kind, with_parameters(**{name: value}))
+    yield "attention.scale", each("attention", lambda op, p: with_parameters(scale=1 / math.sqrt(p["head_dim"]))(op, p))
+    yield "rope.pairing", each("rope", lambda op, p: with_parameters(pairing=1 - p["pairing"])(op, p))
+    yield "rope_table.factors", each("rope_table", lambda op, p: op._replace(weights=[-1]))
+    first = next(op for op in plan.ops if kinds[op.kind].name == "rope_table").outputs[0]
+    yield "rope_table", each("rope", lambda op, p: op._replace(inputs=[op.inputs[0], first]))
+    yield (
+        "linear.bias",
+        each("linear", lambda op, p: op._replace(weights=[w if i % 2 == 0 else -1 for i, w in enumerate(op.weights)])),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fixtures_tell_every_setting(write: Write, name: str) -> None:
+    """A plan that leaves out a window, a cap, a scale or a factor is far from the figures."""
+    case, path = families.load(name), write(name)
+    plan = run(case, path).plan
+    told = 0
+    for what, ops in changes(plan):
+        if ops == plan.ops:
+            continue
+        found = planref.Oracle(replace(plan, ops=ops), path)(case.tokens).logits
+        assert np.abs(rows_of(case, found) - case.values).max() > 100 * TOLERANCE, what
+        told += 1
+    assert told > 0
