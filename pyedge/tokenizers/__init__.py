@@ -46,6 +46,7 @@ class TokenizerKind(Protocol):
 
 _KINDS: dict[str, Callable[[Metadata, Vocabulary, str | None], TokenizerKind]] = {
     "gpt2": BpeTokenizer,
+    "gemma4": BpeTokenizer,
     "llama": SentencePieceTokenizer,
     "t5": SentencePieceTokenizer,
 }

@@ -1,4 +1,5 @@
-"""Byte-level BPE (`tokenizer.ggml.model` "gpt2"), through the `tokenizers` library.
+"""BPE with merges (`tokenizer.ggml.model` "gpt2", of bytes, and "gemma4", of characters), through the `tokenizers`
+library.
 
 Owns the byte alphabet, the merges and the cutting into words. Special tokens never get here: their texts are split off
 before, and a token that is not ordinary text takes no part in merging, so text cannot become one.
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyedge.errors import ModelError
 from pyedge.tokenizers.pretokenizers import PreTokenizer, pieces, pre_tokenizer
-from pyedge.tokenizers.vocabulary import Frame, Metadata, TokenType, Vocabulary, read_texts
+from pyedge.tokenizers.vocabulary import SPACE, Frame, Metadata, TokenType, Vocabulary, read_texts
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,32 +31,41 @@ class BpeTokenizer:
     def __init__(self, gguf: Metadata, vocabulary: Vocabulary, pre: str | None = None) -> None:
         if pre is None:
             pre = gguf.get("tokenizer.ggml.pre")
+        if pre is None and gguf.get("tokenizer.ggml.model") == "gemma4":
+            pre = "gemma4"
         if pre is None:
             log.warning("tokenizer.ggml.pre is missing: words are cut by the 'default' rules, which may be wrong")
             pre = "default"
-        rules = pre_tokenizer(str(pre))
+        self._rules = rules = pre_tokenizer(str(pre))
         ids = vocabulary.special_ids
         self.frame = Frame.of(gguf, ids.get("bos"), ids.get("eos"), rules.add_bos, False)
         self._vocabulary = vocabulary
         self._library = _build(vocabulary, read_texts(gguf, "tokenizer.ggml.merges")[0], rules)
         self._longest = max(1, *map(len, vocabulary.texts))  # in bytes: a character of the byte alphabet is one
-        characters = _byte_characters()
-        self.missing_bytes = frozenset(b for b in _UTF8_BYTES if self._library.token_to_id(characters[b]) is None)
+        self.missing_bytes = frozenset(b for b in _UTF8_BYTES if self._library.token_to_id(self._name(b)) is None)
         self._warned = not self.missing_bytes
+
+    def _name(self, byte: int) -> str:
+        return _byte_characters()[byte] if self._rules.byte_level else f"<0x{byte:02X}>"
 
     def fewest(self, text: str) -> int:
         """The text has no fewer tokens than this. Counting what it has takes a thousand times as long."""
-        return -(-len(text.encode().translate(None, bytes(self.missing_bytes))) // self._longest)
+        if self._rules.byte_level:
+            return -(-len(text.encode().translate(None, bytes(self.missing_bytes))) // self._longest)
+        return 0 if self.missing_bytes else -(-len(text) // self._longest)
 
     def encode(self, text: str) -> Iterator[list[int]]:
         """Ids of a text that holds no special token, piece by piece. A byte that has no token is left out, as in every
         other program: some vocabularies lack rare control characters and unassigned planes."""
-        return map(self._encode, pieces(text))
+        return map(self._encode, pieces(text, cut=self._rules.cut))
 
     def _encode(self, text: str) -> list[int]:
-        if not self._warned and not self.missing_bytes.isdisjoint(text.encode()):
-            self._warned = True
-            log.warning("the text has bytes for which this model has no token; they are left out")
+        if self._rules.byte_level:
+            if not self._warned and not self.missing_bytes.isdisjoint(text.encode()):
+                self._warned = True
+                log.warning("the text has bytes for which this model has no token; they are left out")
+        else:
+            text = text.replace(" ", SPACE)
         try:
             return self._library.encode(text, add_special_tokens=False).ids
         except BaseException as error:
@@ -64,6 +74,8 @@ class BpeTokenizer:
             raise ValueError(f"a text of {len(text)} characters is too long for this tokenizer; cut it") from None
 
     def token_bytes(self, token: int) -> bytes:
+        if not self._rules.byte_level:
+            return self._vocabulary.piece_bytes(token)
         own = self._vocabulary.raw.get(token)
         if own is not None:
             return own
@@ -82,15 +94,16 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
         raise ModelError("tokenizer.ggml.merges: empty or missing; a BPE model needs them, convert it again")
     texts, types = vocabulary.texts, vocabulary.types
     plain = {text: i for i, text in enumerate(texts) if types[i] in _MERGED and i not in vocabulary.raw}
+    settings: Any = {"ignore_merges": rules.whole_words, "byte_fallback": not rules.byte_level}
     pairs: Any = [merge.partition(" ")[::2] for merge in merges]
     try:
-        model = models.BPE(vocab=plain, merges=pairs, ignore_merges=rules.whole_words)
+        model = models.BPE(vocab=plain, merges=pairs, **settings)
     except Exception:  # the library has no other, and names one token; looking first takes as long as building
-        model = models.BPE(vocab=plain, merges=_merges_of(pairs, plain, set(texts)), ignore_merges=rules.whole_words)
+        model = models.BPE(vocab=plain, merges=_merges_of(pairs, plain, set(texts)), **settings)
     library = tokenizers.Tokenizer(model)
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rules.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
+    to_bytes = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)] if rules.byte_level else []
+    library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, *to_bytes])
     return library
 
 

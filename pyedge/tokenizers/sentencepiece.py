@@ -14,12 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyedge.errors import ModelError
-from pyedge.tokenizers.vocabulary import LONGEST_SPECIAL, Frame, Metadata, TokenType, Vocabulary, byte_of
+from pyedge.tokenizers.vocabulary import LONGEST_SPECIAL, SPACE, Frame, Metadata, TokenType, Vocabulary, byte_of
 
 if TYPE_CHECKING:
     import sentencepiece
 
-SPACE = "\u2581"  # what a space is in pieces
 PIECE = 1 << 16  # characters of a long text that are encoded at a time; the library needs some 200 bytes for each
 _MARK = "\ufdd0"  # begins the names that we give; it is no character
 LONGEST_PIECE = 1999  # characters; the library takes less than 8000 bytes
@@ -161,13 +160,7 @@ class SentencePieceTokenizer:
         return not any(map(crossing, self._vocabulary.texts))
 
     def token_bytes(self, token: int) -> bytes:
-        text = self._vocabulary.texts[token]
-        if self._vocabulary.types[token] == TokenType.BYTE:
-            byte = byte_of(text)
-            if byte is not None:
-                return bytes((byte,))
-        own = self._vocabulary.raw.get(token)
-        return (text.encode() if own is None else own).replace(SPACE.encode(), b" ")
+        return self._vocabulary.piece_bytes(token)
 
 
 _BEFORE_SPACE = re.compile(rf"[^ {SPACE}](?= .)", re.DOTALL)

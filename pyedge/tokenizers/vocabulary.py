@@ -32,6 +32,7 @@ END_OF_TEXT = ("</s>", "<eos>", "<EOT>")  # HTML and other text may have these: 
 # `tokenizer.ggml.NAME_token_id`, spelled as files have it
 SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperator")
 
+SPACE = "\u2581"  # what a space is in the pieces of some vocabularies
 LONGEST_SPECIAL = 256  # characters of a special text that is looked for
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
 
@@ -141,6 +142,16 @@ class Vocabulary:
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
             return self.raw.get(token) or self.texts[token].encode()
         return None
+
+    def piece_bytes(self, token: int) -> bytes:
+        """The bytes of an ordinary token, or of one that stands for a byte, where a space is U+2581."""
+        text = self.texts[token]
+        if self.types[token] == TokenType.BYTE:
+            byte = byte_of(text)
+            if byte is not None:
+                return bytes((byte,))
+        own = self.raw.get(token)
+        return (text.encode() if own is None else own).replace(SPACE.encode(), b" ")
 
 
 class SpecialTokens:

@@ -55,7 +55,7 @@ def tokenizer(kind: str, **changes: Any) -> Tokenizer:
 def test_ids_are_those_of_the_library_and_its_own_model(kind: str) -> None:
     ours, theirs = tokenizer(kind), sentencepiece.SentencePieceProcessor(model_proto=model(kind))
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assert ours.encode(text) == theirs.EncodeAsIds(text)
@@ -67,7 +67,7 @@ def test_ids_are_those_of_the_library_and_its_own_model(kind: str) -> None:
 def test_decoding_gives_the_text_back(kind: str) -> None:
     ours = tokenizer(kind)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(text=TEXTS.filter(lambda t: "\u2581" not in t), special=st.booleans(), bos=st.booleans())
     def check(text: str, special: bool, bos: bool) -> None:
         ids = ours.encode(text, special=special, bos=bos)
@@ -103,7 +103,7 @@ def test_spaces_and_special_tokens() -> None:
 def test_pieces_of_a_long_text_have_the_ids_of_the_whole(kind: str) -> None:
     ours = tokenizer(kind)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(text=TEXTS)
     def check(text: str) -> None:
         whole = ours._kind._library.EncodeAsIds(text)  # type: ignore[attr-defined]
