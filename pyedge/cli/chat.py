@@ -57,7 +57,7 @@ def command(model: str | None, system: str | None, **options: Any) -> None:
     from pyedge import store
     from pyedge.cli.conversation import SETTINGS, Conversation
 
-    model = model or store.DEFAULT_MODEL
+    model = store.DEFAULT_MODEL if model is None else model
     params = sampling(options)
     system = None if system is None else text_of(system, "--system")
     conversation = Conversation(

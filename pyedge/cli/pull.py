@@ -38,7 +38,11 @@ def command(model: str, accepted: bool) -> None:
     from pyedge.cli.terminal import consent, download_bar
 
     if not store.is_name(model):
-        click.echo(store.resolve(model))  # a file needs no pull; what is neither is refused
+        from pyedge import _core
+
+        path = store.resolve(model)  # which refuses what is neither
+        _core.Gguf(path).close()  # and this what is no model
+        click.echo(path)
         return
     with download_bar(model) as progress:
         path = store.fetch(model, progress, check=True, consent=consent(accepted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import click
 
@@ -21,7 +21,7 @@ def command(models: tuple[str, ...]) -> None:
     from pyedge import store
 
     for model in models:
-        if not store.is_name(model) and Path(model).exists():
+        if model and not store.is_name(model) and os.path.lexists(model):
             raise ModelError(f"{model}: is a path and no name of a model that is kept; remove it with rm")
         size = store.remove(model)
         click.echo(f"{model}: removed, {in_bytes(size)} are free again", err=True)

@@ -235,7 +235,7 @@ def fetch(name: str, progress: Progress | None = None, check: bool = False, cons
         with suppress(OSError):  # a store that cannot be written is none the worse for what is in it
             if (stored := record(name)) is not None and _sound(stored):
                 return stored.path
-        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_space(name) from e
         raise _unwritable(name, e) from e
 

