@@ -17,6 +17,7 @@ from pyedge.tokenizers.detokenizer import IncrementalDetokenizer
 from pyedge.tokenizers.sentencepiece import SentencePieceTokenizer
 from pyedge.tokenizers.stop import StopMatcher
 from pyedge.tokenizers.vocabulary import Frame, Metadata, SpecialTokens, Vocabulary
+from pyedge.tokenizers.wordpiece import WordPieceTokenizer
 
 if TYPE_CHECKING:
     from pyedge.tokenizers.template_sandbox import ChatTemplateError
@@ -47,6 +48,7 @@ class TokenizerKind(Protocol):
 _KINDS: dict[str, Callable[[Metadata, Vocabulary, str | None], TokenizerKind]] = {
     "gpt2": BpeTokenizer,
     "gemma4": BpeTokenizer,
+    "bert": WordPieceTokenizer,
     "llama": SentencePieceTokenizer,
     "t5": SentencePieceTokenizer,
 }

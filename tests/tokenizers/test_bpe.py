@@ -247,6 +247,20 @@ def test_bos(make: Make) -> None:
     assert not make(add_bos_token=True, bos_token_id=None).add_bos
 
 
+def test_eos(make: Make) -> None:
+    """Embedding models of Qwen 3 want one behind the text."""
+    text = make().encode("a")
+    assert make(add_eos_token=True).encode("a") == [*text, 2]
+    assert make(add_eos_token=True).encode("a", bos=False) == text
+    assert make(add_eos_token=True).encode("a", bos=False, eos=True) == [*text, 2]
+    assert make(add_eos_token=True).encode("a", eos=False) == text
+    assert make().encode("a", eos=True) == [*text, 2]
+    assert make(add_eos_token=True, eos_token_id=None).encode("a", eos=True) == text
+    assert make(add_eos_token=True, add_bos_token=True).encode("a", limit=len(text) + 2) == [0, *text, 2]
+    with pytest.raises(ValueError, match="more than"):
+        make(add_eos_token=True).encode("a", limit=len(text))
+
+
 def test_ends_of_a_generation(make: Make, metadata: dict[str, Any]) -> None:
     assert make().end_ids == {0, 2}  # <|endoftext|>, and eos
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
