@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import termios
 from collections.abc import Iterator
@@ -64,11 +65,13 @@ def consent(accepted: bool = False) -> Consent:
 
 @contextmanager
 def download_bar(what: str) -> Iterator[Progress | None]:
-    """A progress callback that draws a bar on standard error from its first call on; None where that is no terminal."""
-    if not sys.stderr.isatty() or dumb():
-        yield None
-        return
+    """A progress callback that draws a bar on standard error from its first call on; None where that is no terminal.
+    Meanwhile, who ends this process ends the one that downloads for it, too."""
     with ExitStack() as stack:
+        stack.enter_context(_ended_by_signals())
+        if not sys.stderr.isatty() or dumb():
+            yield None
+            return
         update: Progress | None = None
 
         def progress(done: int, total: int) -> None:
@@ -78,6 +81,23 @@ def download_bar(what: str) -> Iterator[Progress | None]:
             update(done, total)
 
         yield progress
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs as an exception does, with its clean-up, and not at once."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    taken = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    for s in taken:
+        signal.signal(s, end)
+    try:
+        yield
+    finally:
+        for s in taken:
+            signal.signal(s, signal.SIG_DFL)
 
 
 @contextmanager

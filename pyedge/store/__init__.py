@@ -22,7 +22,17 @@ from pathlib import Path
 
 from pyedge.errors import ModelError
 from pyedge.store import records
-from pyedge.store.catalogue import CATALOGUE, DEFAULT_MODEL, Entry, Package, Terms, names, shortened, source
+from pyedge.store.catalogue import (
+    CATALOGUE,
+    DEFAULT_MODEL,
+    Entry,
+    Package,
+    Terms,
+    looks_like_repository,
+    names,
+    shortened,
+    source,
+)
 from pyedge.store.layout import (
     RECORD,
     Workplace,
@@ -96,6 +106,8 @@ def resolve(
         raise ModelError(f"{name}: is not a regular file but a device or a pipe; give the path of a .gguf file")
     if trouble is not None:
         raise ModelError(f"{name}: {trouble}; check the path, or take a known model: {names()}")
+    if looks_like_repository(name):
+        raise ModelError(f"{name}: there is no such file; of a Hugging Face repository, write hf:{name}")
     if name.endswith(".gguf") or path.parent != Path():
         raise ModelError(f"{name}: there is no such file; check the path, or take a known model: {names()}")
     raise unknown(named)

