@@ -249,7 +249,7 @@ def fetch(name: str, progress: Progress | None = None, check: bool = False, cons
                 return stored.path
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_space(name) from e
-        raise _unwritable(name, e) from e
+        raise _unwritable(f"to keep {name}", e) from e
 
 
 def remove(name: str) -> int:
@@ -271,7 +271,7 @@ def remove(name: str) -> int:
                     shutil.rmtree(path)
             return size
     except OSError as e:
-        raise _unwritable(name, e) from e
+        raise _unwritable(f"to remove {name}", e) from e
 
 
 def find(name: str) -> Stored:
@@ -327,6 +327,6 @@ def _check_kind(place: Workplace, received: Received) -> None:
             raise ModelError(f"{place.name}: {received.origin} is no GGUF file, whatever its name; take another")
 
 
-def _unwritable(name: str, e: OSError) -> ModelError:
+def _unwritable(purpose: str, e: OSError) -> ModelError:
     where = os.fsdecode(e.filename) if isinstance(e.filename, (str, bytes)) else str(home())
-    return ModelError(f"{where}: {e.strerror or e} (to keep {name}); mend that, or set PYEDGE_HOME elsewhere")
+    return ModelError(f"{where}: {e.strerror or e} ({purpose}); mend that, or set PYEDGE_HOME elsewhere")

@@ -235,6 +235,30 @@ def test_a_read_only_store_keeps_its_models(monkeypatch: pytest.MonkeyPatch) -> 
     assert run("list").exit_code == run("show", NAME).exit_code == 0
 
 
+def test_a_store_that_is_really_read_only(content: bytes) -> None:
+    run("pull", NAME)
+    closed = [store.home(), *(path for path in store.home().rglob("*") if path.is_dir())]
+    for folder in closed:
+        folder.chmod(0o555)
+    try:
+        if os.access(store.home(), os.W_OK):
+            pytest.skip("root may write everywhere")
+        for fine in (["list"], ["show", NAME, "--check"], ["tokenize", NAME, "x"], ["pull", NAME]):
+            assert run(*fine).exit_code == 0, fine
+        for wrong in (["rm", NAME], ["pull", "pypi:parted"]):
+            result = run(*wrong)
+            assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.stderr
+            assert "Permission denied" in result.stderr
+            assert "PYEDGE_HOME" in result.stderr
+        assert "cannot be written" in run("doctor").stderr
+    finally:
+        for folder in closed:
+            folder.chmod(0o755)
+    path = store.installed(NAME)
+    assert path is not None
+    assert path.read_bytes() == content
+
+
 # ---- show ------------------------------------------------------------------------------------------------------------
 
 
