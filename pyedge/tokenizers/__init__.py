@@ -63,14 +63,15 @@ class Tokenizer:
         vocabulary: Vocabulary,
         kind: TokenizerKind,
         *,
+        strips: bool = False,
         chat_templates: Mapping[str, str] | None = None,
         path: str | None = None,
     ) -> None:
-        """path: the file that errors name."""
+        """strips: as of SpecialTokens. path: the file that errors name."""
         self._path = path
         self._vocabulary = vocabulary
         self._kind = kind
-        self._specials = SpecialTokens(vocabulary)
+        self._specials = SpecialTokens(vocabulary, strips)
         self._bytes: dict[int, bytes] = {}
         self._frame = kind.frame
         self.bos_id = kind.frame.begin
@@ -105,6 +106,7 @@ class Tokenizer:
         return cls(
             vocabulary,
             _KINDS[model](gguf, vocabulary, pre),
+            strips=model == "llama" and gguf.get("general.architecture") == "phi3",
             chat_templates=_chat_templates(gguf),
             path=path,
         )

@@ -96,6 +96,8 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
     plain = {text: i for i, text in enumerate(texts) if types[i] in _MERGED and i not in vocabulary.raw}
     settings: Any = {"ignore_merges": rules.whole_words, "byte_fallback": not rules.byte_level}
     pairs: Any = [merge.partition(" ")[::2] for merge in merges]
+    if _too_long(merges, plain):
+        pairs = _merges_of(pairs, plain, set(texts))
     try:
         model = models.BPE(vocab=plain, merges=pairs, **settings)
     except Exception:  # the library has no other, and names one token; looking first takes as long as building
@@ -105,6 +107,12 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
     to_bytes = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)] if rules.byte_level else []
     library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, *to_bytes])
     return library
+
+
+def _too_long(merges: list[str], plain: dict[str, int]) -> bool:
+    """Whether a merge could make more bytes than the longest token has, at which the library panics."""
+    longest = len(max(plain, key=len, default="").encode())
+    return any(len(merge.encode()) - 1 > longest for merge in merges if 4 * len(merge) > longest)
 
 
 def _merges_of(pairs: list[tuple[str, str]], plain: dict[str, int], known: set[str]) -> list[tuple[str, str]]:

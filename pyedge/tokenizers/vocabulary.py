@@ -34,6 +34,8 @@ SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperat
 
 SPACE = "\u2581"  # what a space is in the pieces of some vocabularies
 LONGEST_SPECIAL = 256  # characters of a special text that is looked for
+_KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+_SPACES = re.compile(r"\s*")
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
 
 
@@ -158,7 +160,9 @@ class SpecialTokens:
     """Finds special tokens in text: leftmost first, the longest there. A user-defined one is found always, a control
     token only on request."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, strips: bool = False) -> None:
+        """strips: white space behind a token goes, as Phi-3 has it (but for its first three)."""
+        self._strips = strips
         self.control = vocabulary.texts_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self._user_defined = vocabulary.texts_of(TokenType.USER_DEFINED)
 
@@ -173,6 +177,8 @@ class SpecialTokens:
                     yield text[done : match.start()]
                 yield ids[match.group()]
                 done = match.end()
+                if self._strips and match.group() not in _KEEP_SPACE:
+                    done = _SPACES.match(text, done).end()  # type: ignore[union-attr]
         if done < len(text):
             yield text[done:]
 

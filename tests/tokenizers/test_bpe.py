@@ -356,7 +356,7 @@ def test_a_thousand_special_tokens_cost_little(make: Make, metadata: dict[str, A
 def test_importing_it_imports_no_library() -> None:
     code = (
         "import sys, pyedge.tokenizers as t; t.Tokenizer; t.StopMatcher;"
-        "print(sorted({'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)))"
+        "print(sorted({'jinja2', 'tokenizers', 'sentencepiece', 'numpy'} & set(sys.modules)))"
     )
     assert python("-c", code).stdout == "[]\n"
 
@@ -387,6 +387,41 @@ def test_refused(make: Make, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         make(**changes)
     assert "\n" not in str(caught.value)
+
+
+LONG = "a" * 1_000_000
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "gemma4"])
+@pytest.mark.parametrize(
+    ("tokens", "merges"),
+    [
+        (["", "a", "b"], [" a", "a "]),
+        ([""] * 5, [" "] * 5),
+        (["a"] * 5, ["a a"]),
+        (["a", "aa"] * 5, ["a a"] * 50),
+        (["a", "aa"], ["a a", "aa a", "a aa", "aa aa"]),
+        (["a", "aa", "b", "ab", "ba", "aba"], ["a b", "b a", "ab a", "a ba"]),
+        (["a", LONG, LONG + "a"], ["a " + LONG]),
+        (["a" * (i + 1) for i in range(500)], ["a" * (i + 1) + " a" for i in range(499)]),
+        (["a" * (i + 1) for i in range(500)], ["a " + "a" * (i + 1) for i in range(498, -1, -1)]),
+        (["é", "bbb"], ["é é"]),
+        (["é", "😀", "a"], ["é 😀"]),
+        (["a", "b"], ["a  b", "  "]),
+    ],
+)
+def test_odd_vocabularies_do_no_harm(pre: str, tokens: list[str], merges: list[str], capfd: Any) -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens}
+    try:
+        tokenizer = Tokenizer.from_gguf({**metadata, "tokenizer.ggml.merges": merges})
+    except ModelError as error:
+        said = str(error)
+        assert "is not of tokens in the vocabulary" in said
+        assert "\n" not in said
+    else:
+        for text in ("", "a", "ab aba", "a" * 10_000, "😀é"):
+            assert all(0 <= i < len(tokens) for i in tokenizer.encode(text))
+    assert capfd.readouterr() == ("", "")  # the library prints when it panics
 
 
 class File(dict[str, Any]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyedge import _core
+from pyedge import LLM, SamplingParams, _core
 from pyedge.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.slow
@@ -57,6 +57,14 @@ def test_what_follows_a_text_begins_with_its_space(tokenizer: Tokenizer) -> None
     whole, prompt = tokenizer.encode("The capital of France is Paris"), tokenizer.encode("The capital of France is")
     detokenizer = tokenizer.detokenizer()
     assert "".join(map(detokenizer.push, whole[len(prompt) :])) == " Paris"
+
+
+def test_a_completion_begins_with_its_space(gemma3_path: Path) -> None:
+    with LLM(str(gemma3_path), max_model_len=64) as llm:
+        params = SamplingParams(temperature=0, max_tokens=3)
+        text = llm.generate("The capital of France is", params)[0].text
+        assert text[0] == " " != text[1]
+        assert "".join(event.text for event in llm.stream("The capital of France is", params)) == text
 
 
 def test_loading_is_quick(gemma3_path: Path) -> None:
