@@ -14,7 +14,7 @@ from pyedge.models.blocks import end, gated_ffn
 from pyedge.models.gemma2 import query_scale
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
-from pyedge.models.plan import Activation, Pairing, PlanBuilder
+from pyedge.models.plan import Activation, Pairing, PlanBuilder, Value
 
 if TYPE_CHECKING:
     from pyedge import _core
@@ -32,11 +32,9 @@ class Gemma3HParams(HParams):
     logit_softcap: float
 
 
-def hparams(gguf: _core.Gguf, architecture: str) -> Gemma3HParams:
-    h = read(
-        *(gguf, architecture, "attention.sliding_window", "attention.scale"),
-        *("rope.freq_base_swa", "final_logit_softcapping"),
-    )
+def hparams(gguf: _core.Gguf, architecture: str, *handled: str) -> Gemma3HParams:
+    own = ("attention.sliding_window", "attention.scale", "rope.freq_base_swa", "final_logit_softcapping")
+    h = read(gguf, architecture, *own, *handled)
     keys = Keys(gguf, architecture)
     return Gemma3HParams(
         **vars(h),
@@ -47,7 +45,8 @@ def hparams(gguf: _core.Gguf, architecture: str) -> Gemma3HParams:
     )
 
 
-def build(p: PlanBuilder, h: Gemma3HParams) -> None:
+def body(p: PlanBuilder, h: Gemma3HParams, *, causal: bool) -> Value:
+    """All layers, and the norm behind them."""
     everywhere = h.rope(Pairing.HALVES)
     local = h.rope(Pairing.HALVES, base=h.local_base, scaled=False)
     x = p.scale(p.embed("token_embd"), math.sqrt(h.d_model))
@@ -56,8 +55,12 @@ def build(p: PlanBuilder, h: Gemma3HParams) -> None:
         q, k, v = b.linear(b.rms_norm(x, "attn_norm"), "attn_q", "attn_k", "attn_v")
         q = b.rope(b.rms_norm(q, "attn_q_norm", group=h.head_dim), rope)
         k = b.rope(b.rms_norm(k, "attn_k_norm", group=h.head_dim), rope)
-        attended = b.linear(b.attention(q, k, v, h.scale, window=window), "attn_output")
+        attended = b.linear(b.attention(q, k, v, h.scale, causal=causal, window=window), "attn_output")
         x = x + b.rms_norm(attended, "post_attention_norm")
         ffn = gated_ffn(b, b.rms_norm(x, "ffn_norm"), h, Activation.GELU_TANH)
         x = x + b.rms_norm(ffn, "post_ffw_norm")
-    end(p, p.rms_norm(x, "output_norm"), h, softcap=h.logit_softcap)
+    return p.rms_norm(x, "output_norm")
+
+
+def build(p: PlanBuilder, h: Gemma3HParams) -> None:
+    end(p, body(p, h, causal=True), h, softcap=h.logit_softcap)

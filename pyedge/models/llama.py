@@ -1,6 +1,7 @@
-"""The llama family: Llama 1 to 3, SmolLM2, Mistral and the many models converted as `llama`.
+"""The llama family: Llama 1 to 3, SmolLM2, Mistral, Mixtral and the many models converted as `llama`.
 
-Llama 2: arXiv:2307.09288; Llama 3: arXiv:2407.21783; Mistral: arXiv:2310.06825. GGUF files of this family hold q and k
+Llama 2: arXiv:2307.09288; Llama 3: arXiv:2407.21783; Mistral: arXiv:2310.06825; Mixtral, which has experts:
+arXiv:2401.04088. GGUF files of this family hold q and k
 with their rows permuted so that rope pairs neighbouring dims, whatever the checkpoint did. Llama 3's rope scaling comes
 as the tensor rope_freqs.weight.
 """
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyedge.errors import ModelError
+from pyedge.models import experts
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.experts import Experts
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Pairing, PlanBuilder
@@ -26,16 +29,22 @@ IGNORED = ("blk.*.attn_rot_embd.weight",)  # early files: the plain inverse freq
 @dataclass(frozen=True)
 class LlamaHParams(HParams):
     windows: tuple[int, ...]
+    experts: Experts | None
 
 
 def hparams(gguf: _core.Gguf, architecture: str) -> LlamaHParams:
     h = read(gguf, architecture, "expert_count", "attention.sliding_window")
     keys = Keys(gguf, architecture)
-    router = next((t.name for t in gguf.tensors if t.name.endswith(".ffn_gate_inp.weight")), None)
-    if router is not None or keys.integer("expert_count", 0, 2**16, default=0) > 0:
-        where = router or keys.full("expert_count")
-        raise ModelError(f"{where}: this is a mixture-of-experts model, which is not supported yet")
-    return LlamaHParams(**vars(h), windows=windows(keys, h.n_layers, period=0))
+    if gguf.tensor_index("blk.0.ffn_gate.0.weight") >= 0:
+        raise ModelError(
+            "blk.0.ffn_gate.0.weight: experts in tensors of their own, as files of 2023 have them; "
+            "convert the model anew"
+        )
+    return LlamaHParams(
+        **vars(h),
+        windows=windows(keys, h.n_layers, period=0),
+        experts=experts.read(keys, h.d_ff) if keys.value("expert_count") else None,
+    )
 
 
 def build(p: PlanBuilder, h: LlamaHParams) -> None:
@@ -46,5 +55,6 @@ def build(p: PlanBuilder, h: LlamaHParams) -> None:
         q, k, v = b.linear(b.rms_norm(x, "attn_norm"), "attn_q", "attn_k", "attn_v")
         attended = b.attention(b.rope(q, rope), b.rope(k, rope), v, window=h.windows[i])
         x = x + b.linear(attended, "attn_output")
-        x = x + gated_ffn(b, b.rms_norm(x, "ffn_norm"), h)
+        normed = b.rms_norm(x, "ffn_norm")
+        x = x + (gated_ffn(b, normed, h) if h.experts is None else experts.moe(b, normed, h.experts))
     end(p, p.rms_norm(x, "output_norm"), h)

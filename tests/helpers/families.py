@@ -30,6 +30,7 @@ class Case:
     shapes: dict[str, list[int]]
     expected: str  # float32, base64: logits [T, n_vocab], or the embedding [1, d_model] of the text
     pooling: str | None = None  # of gguf's PoolingType, for models that embed
+    experts: str = "F32"  # the format of their matrices
     max_model_len: int | None = None  # asked for; None: the model's own
 
     @property
@@ -43,6 +44,11 @@ class Case:
 
 def pack(values: np.ndarray) -> str:
     return base64.b64encode(values.astype(np.float32).tobytes()).decode()
+
+
+def is_expert(name: str) -> bool:
+    """Whether the tensor holds the experts' matrices."""
+    return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
 def names() -> list[str]:
@@ -67,7 +73,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, config: Mapping[str, Any
     """Gains are such that scores differ enough for rope, windows and caps to matter, and logits by about 2."""
     normal = np.random.RandomState(zlib.crc32(name.encode()) ^ seed).standard_normal(shape)
     if len(shape) == 1:
-        is_norm = "norm" in name and name.endswith(".weight")
+        is_norm = "norm" in name.lower() and name.endswith(".weight")
         adds_one = config["model_type"].startswith("gemma")  # to its norms, when it runs
         return (0.3 * normal + (1.0 if is_norm and not adds_one else 0.0)).astype(np.float32)
     gain = 1.0
@@ -75,6 +81,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, config: Mapping[str, Any
         gain = 2.0 if config.get("tie_word_embeddings") else np.sqrt(shape[-1])
     elif "lm_head" in name:
         gain = 2.0
-    elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj")):
+    elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "self.query", "self.key")):
         gain = 1.6
+    elif config["model_type"] == "gpt_oss" and is_expert(name):
+        gain = 8.0  # or its clamps at 7 would not be seen
     return (gain / np.sqrt(shape[-1]) * normal).astype(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gguf
 import numpy as np
@@ -21,20 +21,29 @@ Tensors = Iterator[tuple[str, np.ndarray]]  # by the checkpoint's names, or whol
 
 
 def write(
-    path: str | Path, case: Case, *, types: str = "F32", keys: dict[str, Any] | None = None, drop: tuple[str, ...] = ()
+    path: str | Path,
+    case: Case,
+    *,
+    types: str = "F32",
+    keys: dict[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    tokenizer: dict[str, Any] | None = None,
 ) -> Path:
-    """types: of every matrix whose rows are whole blocks of it. keys: to add or replace, without the architecture (None
-    removes). drop: tensors to leave out."""
+    """types: of every matrix whose rows are whole blocks of it (of experts only where the case has them in F32, of
+    routers never). keys: to add or replace, without the architecture (None removes). drop: tensors to leave out.
+    tokenizer: `tokenizer.ggml.*` by their last names; None: the file has none."""
     family = FAMILIES[case.architecture]
     pooling = {"pooling_type": int(gguf.PoolingType[case.pooling])} if case.pooling else {}
     writer = gguf.GGUFWriter(path, case.architecture)
     for key, value in {**common_keys(case.config), **family.keys(case.config), **pooling, **(keys or {})}.items():
         if value is not None:
             add_key(writer, f"{case.architecture}.{key}", value)
+    for key, value in (tokenizer or {}).items():
+        add_key(writer, f"tokenizer.ggml.{key}", value)
     for name, values in tensors(case).items():
         if name in drop:
             continue
-        kind = gguf.GGMLQuantizationType[types if values.ndim > 1 and "norm" not in name else "F32"]
+        kind = gguf.GGMLQuantizationType[_type(name, values, types, case.experts)]
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -43,6 +52,12 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return Path(path)
+
+
+def _type(name: str, values: np.ndarray, types: str, experts: str) -> str:
+    if name.endswith("_exps.weight") and experts != "F32":
+        return experts
+    return "F32" if values.ndim == 1 or name.endswith(".bias") or "norm" in name or "ffn_gate_inp" in name else types
 
 
 def tensors(case: Case) -> dict[str, np.ndarray]:
@@ -214,8 +229,129 @@ class StableLm(Family):
             yield name, np.stack(rows)
 
 
+def _expert_keys(c: Config) -> dict[str, Any]:
+    return {
+        "expert_count": c.get("num_local_experts", c.get("num_experts")),
+        "expert_used_count": c["num_experts_per_tok"],
+    }
+
+
+def _experts_apart(name: str, values: np.ndarray) -> Tensors:
+    """The gates and ups of experts, one behind the other in a checkpoint, are tensors of their own."""
+    if name.endswith(".gate_up_proj"):
+        for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True):
+            yield name.replace("gate_up_proj", f"{part}.weight"), half
+    else:
+        yield (f"{name}.weight" if name.endswith(".down_proj") else name), values
+
+
+class Mixtral(Llama):
+    def keys(self, c: Config) -> dict[str, Any]:
+        return {**super().keys(c), **_expert_keys(c)}
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        for name, values in super().tensors(c, weights):
+            yield from _experts_apart(name, values)
+
+
+class LlamaOrMixtral(Family):
+    """One architecture."""
+
+    def keys(self, c: Config) -> dict[str, Any]:
+        return self._family(c).keys(c)
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        return self._family(c).tensors(c, weights)
+
+    @staticmethod
+    def _family(c: Config) -> Family:
+        return Mixtral() if c["model_type"] == "mixtral" else Llama()
+
+
+class Qwen3Moe(Family):
+    def keys(self, c: Config) -> dict[str, Any]:
+        return {**_expert_keys(c), "expert_feed_forward_length": c["moe_intermediate_size"]}
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        for name, values in weights.items():
+            yield from _experts_apart(name, values)
+
+
+class GptOss(Family):
+    """A checkpoint has the experts' matrices with the input first, and gates and ups in turns."""
+
+    def keys(self, c: Config) -> dict[str, Any]:
+        keys = {"expert_feed_forward_length": c["intermediate_size"], "attention.sliding_window": c["sliding_window"]}
+        return {**_expert_keys(c), **keys}
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        for name, values in weights.items():
+            base, kind = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+            if ".experts." in name and kind == ".weight":
+                values = values.swapaxes(1, 2)
+            if name.endswith(".sinks"):
+                yield f"{name}.weight", values
+            elif ".experts.gate_up_proj" in name:
+                yield base.replace("gate_up_proj", "gate_proj") + kind, values[:, ::2]
+                yield base.replace("gate_up_proj", "up_proj") + kind, values[:, 1::2]
+            elif ".experts.down_proj" in name:
+                yield base + kind, values
+            else:
+                yield name, values
+
+
+class Bert(Family):
+    def keys(self, c: Config) -> dict[str, Any]:
+        return {
+            "attention.causal": False,
+            "attention.head_count_kv": None,
+            "attention.layer_norm_rms_epsilon": None,
+        }
+
+
+class NomicBert(Bert):
+    """What transformers has apart since version 5 is fused and named as in the published checkpoint."""
+
+    NAMES: ClassVar[dict[str, str]] = {
+        "self_attn.o_proj": "attn.out_proj",
+        "post_attention_layernorm": "norm1",
+        "post_mlp_layernorm": "norm2",
+        "mlp.up_proj": "mlp.fc11",
+        "mlp.gate_proj": "mlp.fc12",
+        "mlp.down_proj": "mlp.fc2",
+    }
+
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        fused: dict[str, list[np.ndarray]] = {}
+        for name, values in weights.items():
+            for ours, theirs in self.NAMES.items():
+                name = name.replace(ours, theirs)
+            name = name.replace("embeddings.LayerNorm", "emb_ln")
+            if name.startswith("layers."):
+                name = f"encoder.{name}"
+            where, is_qkv, part = name.partition(".self_attn.")
+            if is_qkv:
+                fused.setdefault(f"{where}.attn.Wqkv.weight", []).append(values)
+                assert part.startswith("qkv"[len(fused[f"{where}.attn.Wqkv.weight"]) - 1])
+            else:
+                yield name, values
+        for name, parts in fused.items():
+            yield name, np.concatenate(parts)
+
+
+class GemmaEmbedding(Gemma):
+    def tensors(self, c: Config, weights: dict[str, np.ndarray]) -> Tensors:
+        for name, values in weights.items():
+            yield name if name.startswith("dense_") else f"model.{name}", self.change(c, name, values)
+
+
 FAMILIES: dict[str, Family] = {
-    "llama": Llama(),
+    "llama": LlamaOrMixtral(),
+    "qwen3moe": Qwen3Moe(),
+    "gpt-oss": GptOss(),
+    "bert": Bert(),
+    "nomic-bert": NomicBert(),
+    "gemma-embedding": GemmaEmbedding(),
     "qwen2": Family(),
     "qwen3": Family(),
     "gemma2": Gemma(),

@@ -113,9 +113,15 @@ TEMPLATES = {
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
         "<s><|system|>\nBe brief.\n<|user|>\nHi\n<|assistant|>\nHello!</s>\n<|user|>\nWhy?\n<|assistant|>\n",
     ),
+    "harmony": Template(
+        _turns("<|start|>", "<|message|>", "<|end|>", "<|start|>assistant"),
+        "<|start|>system<|message|>Be brief.<|end|><|start|>user<|message|>Hi<|end|>"
+        "<|start|>assistant<|message|>Hello!<|end|><|start|>user<|message|>Why?<|end|><|start|>assistant",
+    ),
 }
 
 SPM = ("llama", None)  # SentencePiece
+WPM = ("bert", None)  # WordPiece
 
 TABLE = [
     Variant("llama", "Llama 1, 2, TinyLlama", "", "llama-2", SPM, "llama-2"),
@@ -124,11 +130,13 @@ TABLE = [
     Variant("llama", "Yarn Llama 2", "YaRN", "llama-yarn", SPM, None),
     Variant("llama", "SmolLM, SmolLM2", "9 heads, tied embedding", "smollm2", ("gpt2", "smollm"), "chatml"),
     Variant("llama", "Mistral 7B", "sliding window, where the file has it", "mistral-window", SPM, "mistral"),
+    Variant("llama", "Mixtral 8x7B, 8x22B", "experts", "mixtral", SPM, "mistral"),
     Variant("qwen2", "Qwen 2, 2.5", "biases on q, k and v", "qwen2", ("gpt2", "qwen2"), "chatml"),
     Variant("qwen2", "Qwen 2.5 with long context", "YaRN", "qwen2-yarn", ("gpt2", "qwen2"), "chatml"),
     Variant("qwen2", "DeepSeek R1 Distill Qwen", "", "qwen2", ("gpt2", "deepseek-r1-qwen"), None),
     Variant("qwen3", "Qwen 3", "norms of q and k", "qwen3", ("gpt2", "qwen2"), "chatml"),
     Variant("qwen3", "Qwen 3 Embedding", "last-token pooling", "qwen3-embedding", ("gpt2", "qwen2"), None),
+    Variant("qwen3moe", "Qwen 3 30B-A3B, 235B-A22B", "experts", "qwen3moe", ("gpt2", "qwen2"), "chatml"),
     Variant("gemma2", "Gemma 2 2B, 9B", "soft-caps, alternating windows", "gemma2", SPM, "gemma"),
     Variant("gemma2", "Gemma 2 27B", "its own query scale", "gemma2-27b", SPM, "gemma"),
     Variant("gemma3", "Gemma 3 270M, 1B", "5 windows of 6, two rope bases", "gemma3", SPM, "gemma"),
@@ -143,6 +151,12 @@ TABLE = [
     Variant("olmo2", "OLMo 3", "3 windows of 4, YaRN beside them", "olmo3", ("gpt2", "dbrx"), "olmo"),
     Variant("stablelm", "StableLM 2 1.6B", "layer norms, biases", "stablelm-2", ("gpt2", "stablelm2"), "chatml"),
     Variant("stablelm", "StableLM 2 12B", "parallel, norms by head", "stablelm-2-12b", ("gpt2", "stablelm2"), "chatml"),
+    Variant("gpt-oss", "gpt-oss 20B, 120B", "sinks, experts in MXFP4", "gpt-oss-mxfp4", ("gpt2", "gpt-4o"), "harmony"),
+    Variant("gpt-oss", "gpt-oss, converted anew", "experts in any format", "gpt-oss", ("gpt2", "gpt-4o"), "harmony"),
+    Variant("bert", "MiniLM, e5, gte", "encoder, mean pooling", "bert-mean", WPM, None),
+    Variant("bert", "bge", "encoder, pooling by [CLS]", "bert-cls", WPM, None),
+    Variant("nomic-bert", "nomic-embed-text 1, 1.5", "encoder, rotated, gated", "nomic-bert", WPM, None),
+    Variant("gemma-embedding", "EmbeddingGemma", "windows on both sides", "gemma-embedding", SPM, None),
 ]
 
 

@@ -6,7 +6,7 @@ The figures lie in families/; weights are drawn from names and written by the gg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,11 @@ def test_fast_path(write: Write, name: str, types: str) -> None:
         rows_of(case, run(case, path, precision, kv_type).run(case.tokens))
         for precision, kv_type in (("fast", "f16"), ("f32", "f32"))
     )
-    assert np.sqrt(np.mean((found - expected) ** 2)) / expected.std() < 0.05 + 0.002 * case.config["num_hidden_layers"]
+    of_tokens = np.sqrt(np.mean((found - expected) ** 2, axis=1)) / expected.std()
+    # Where two experts are close, rounding decides, and moves that token far off; the others tell.
+    has_experts = "num_experts_per_tok" in case.config
+    difference = np.median(of_tokens) if has_experts else np.sqrt(np.mean(of_tokens**2))
+    assert difference < 0.05 + 0.002 * case.config["num_hidden_layers"]
 
 
 # ---- The fixtures can tell -------------------------------------------------------------------------------------------
@@ -85,6 +89,18 @@ NEUTRAL: dict[tuple[str, str], float] = {
     ("scale", "factor"): 1.0,
     ("logits", "scale"): 1.0,
     ("logits", "softcap"): 0.0,
+    ("moe", "chosen"): 0,
+}
+OTHERWISE: dict[tuple[str, str], Callable[[dict[str, Any]], float]] = {
+    ("attention", "scale"): lambda p: 1 / math.sqrt(p["head_dim"]),
+    ("attention", "causal"): lambda p: 1 - p["causal"],
+    ("attention", "window"): lambda p: p["window"] + (p["window"] > 0),
+    ("rope", "pairing"): lambda p: 1 - p["pairing"],
+    ("embed", "by"): lambda p: 2 if p["by"] == 1 else p["by"],
+    ("activation", "function"): lambda p: 3,
+    ("moe", "function"): lambda p: 3,
+    ("moe", "n_used"): lambda p: p["n_used"] - 1,
+    ("pool", "pooling"): lambda p: (p["pooling"] + 1) % 3,
 }
 
 
@@ -99,20 +115,25 @@ def changes(plan: Plan) -> Iterator[tuple[str, list[Op]]]:
             made.append(change(op, dict(zip(names, op.parameters, strict=True))) if kinds[op.kind].name == kind else op)
         return made
 
-    def with_parameters(**values: Any) -> Callable[[Op, dict[str, Any]], Op]:
-        return lambda op, p: op._replace(parameters=[*{**p, **values}.values()])
+    def vary(kind: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Op]:
+        return each(kind, lambda op, p: op._replace(parameters=[*{**p, **change(p)}.values()]))
 
     for (kind, name), value in NEUTRAL.items():
-        yield f"{kind}.{name}", each(kind, with_parameters(**{name: value}))
-    yield "attention.scale", each("attention", lambda op, p: with_parameters(scale=1 / math.sqrt(p["head_dim"]))(op, p))
-    yield "rope.pairing", each("rope", lambda op, p: with_parameters(pairing=1 - p["pairing"])(op, p))
-    yield "rope_table.factors", each("rope_table", lambda op, p: op._replace(weights=[-1]))
-    first = next(op for op in plan.ops if kinds[op.kind].name == "rope_table").outputs[0]
-    yield "rope_table", each("rope", lambda op, p: op._replace(inputs=[op.inputs[0], first]))
-    yield (
-        "linear.bias",
-        each("linear", lambda op, p: op._replace(weights=[w if i % 2 == 0 else -1 for i, w in enumerate(op.weights)])),
-    )
+        yield f"{kind}.{name}", vary(kind, lambda p: {name: value})  # noqa: B023
+    for (kind, name), change in OTHERWISE.items():
+        yield f"{kind}.{name} otherwise", vary(kind, lambda p: {name: change(p)})  # noqa: B023
+    floor, ceil = (lambda p: math.floor(p["ramp_low"])), (lambda p: math.ceil(p["ramp_high"]))
+    yield "rope_table.ramp at whole pairs", vary("rope_table", lambda p: {"ramp_low": floor(p), "ramp_high": ceil(p)})
+    yield "rope_table.factors", each("rope_table", lambda op, p: without(op, [0]))
+    tables = [op.outputs[0] for op in plan.ops if kinds[op.kind].name == "rope_table"]
+    yield "rope_table", each("rope", lambda op, p: op._replace(inputs=[op.inputs[0], tables[0]]))
+    for kind in ("linear", "layer_norm", "moe"):  # each bias stands behind its matrix
+        yield f"{kind}.bias", each(kind, lambda op, p: without(op, range(1, len(op.weights), 2)))
+    yield "attention.sinks", each("attention", lambda op, p: without(op, [0]))
+
+
+def without(op: Op, weights: Iterable[int]) -> Op:
+    return op._replace(weights=[-1 if i in weights else w for i, w in enumerate(op.weights)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,3 +149,13 @@ def test_fixtures_tell_every_setting(write: Write, name: str) -> None:
         assert np.abs(rows_of(case, found) - case.values).max() > 100 * TOLERANCE, what
         told += 1
     assert told > 0
+
+
+@pytest.mark.parametrize("name", ["bert-mean", "bert-cls"])
+def test_gelu_is_not_its_approximation(write: Write, name: str) -> None:
+    case, path = families.load(name), write(name)
+    plan = run(case, path).plan
+    kind = next(i for i, info in enumerate(_core.ops()) if info.name == "activation")
+    ops = [op._replace(parameters=[1, op.parameters[1]]) if op.kind == kind else op for op in plan.ops]
+    found = planref.Oracle(replace(plan, ops=ops), path)(case.tokens).logits
+    assert np.abs(rows_of(case, found) - case.values).max() > 3 * TOLERANCE

@@ -58,9 +58,11 @@ def test_sliding_window_is_of_every_layer(tmp_path: Path) -> None:
         assert [numbers(plan, f"blk.{i}.attn")["window"] for i in (0, 1)] == [window or 0] * 2
 
 
-def test_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"blk.0.ffn_gate_inp.weight: this is a mixture-of-experts model"):
+def test_experts_are_those_the_keys_tell_of(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"blk.0.ffn_gate_inp.weight: the llama family does not read this tensor"):
         plan_of(tmp_path, extra={"blk.0.ffn_gate_inp.weight": np.ones((4, 64))})
-    with pytest.raises(ModelError, match=r"llama.expert_count: this is a mixture-of-experts model"):
-        plan_of(tmp_path, keys={"llama.expert_count": 8})
+    with pytest.raises(ModelError, match=r"blk.0.ffn_gate_inp.weight: tensor missing"):
+        plan_of(tmp_path, keys={"llama.expert_count": 8, "llama.expert_used_count": 2})
+    with pytest.raises(ModelError, match=r"blk.0.ffn_gate.0.weight: experts in tensors of their own"):
+        plan_of(tmp_path, extra={"blk.0.ffn_gate.0.weight": np.ones((96, 64))})
     plan_of(tmp_path, keys={"llama.expert_count": 0})

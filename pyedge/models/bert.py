@@ -1,0 +1,86 @@
+"""Encoders that embed texts: `bert` (MiniLM, bge, e5, gte) and `nomic-bert` (nomic-embed-text v1 and v1.5).
+
+BERT: arXiv:1810.04805; Nomic Embed: arXiv:2402.01613. A token sees the whole text, and norms stand behind the sums.
+BERT has biases and learned positions; Nomic's rotates queries and keys, and gates its feed-forward network.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyedge.models.blocks import gated_ffn
+from pyedge.models.hparams import HParams, read
+from pyedge.models.keys import Keys
+from pyedge.models.plan import Activation, Index, Pairing, PlanBuilder, Pooling, Value
+
+if TYPE_CHECKING:
+    from pyedge import _core
+
+log = logging.getLogger("pyedge.models")
+
+ARCHITECTURES = ("bert", "nomic-bert")
+IGNORED: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BertHParams(HParams):
+    token_types: bool
+    fused_qkv: bool
+
+    @property
+    def rotated(self) -> bool:
+        return self.architecture == "nomic-bert"
+
+
+def hparams(gguf: _core.Gguf, architecture: str) -> BertHParams:
+    h = read(gguf, architecture, "attention.causal", eps="attention.layer_norm_epsilon")
+    keys = Keys(gguf, architecture)
+    if keys.value("attention.causal") is True:
+        raise keys.fail("attention.causal", True, "is not supported for an encoder, whose tokens see the whole text")
+    if h.pooling is None:
+        log.warning("%s: not given; the mean over all tokens is assumed", keys.full("pooling_type"))
+        h = replace(h, pooling=Pooling.MEAN)
+    positions = gguf.tensor_index("position_embd.weight")
+    if positions >= 0 and (rows := (*gguf.tensors[positions].shape, 1)[1]) < h.context_length:
+        raise keys.fail("context_length", h.context_length, f"is more than position_embd.weight has rows, {rows}")
+    return BertHParams(
+        **vars(h),
+        token_types=gguf.tensor_index("token_types.weight") >= 0,
+        fused_qkv=gguf.tensor_index("blk.0.attn_qkv.weight") >= 0,
+    )
+
+
+def build(p: PlanBuilder, h: BertHParams) -> None:
+    assert h.pooling is not None
+    rope = h.rope(Pairing.HALVES)
+    x = p.embed("token_embd")
+    if h.token_types:
+        x = x + p.embed("token_types", Index.ZERO)
+    if not h.rotated:
+        x = x + p.embed("position_embd", Index.POSITION)
+    x = p.layer_norm(x, "token_embd_norm")
+    for i in range(h.n_layers):
+        b = p.scope(f"blk.{i}")
+        q, k, v = _qkv(b, x, h)
+        if h.rotated:
+            q, k = b.rope(q, rope), b.rope(k, rope)
+        x = b.layer_norm(x + b.linear(b.attention(q, k, v, causal=False), "attn_output"), "attn_output_norm")
+        x = b.layer_norm(x + _ffn(b, x, h), "layer_output_norm")
+    p.pool(x, h.pooling)
+
+
+def _qkv(b: PlanBuilder, x: Value, h: BertHParams) -> tuple[Value, ...]:
+    if not h.fused_qkv:
+        return b.linear(x, "attn_q", "attn_k", "attn_v")
+    n, n_kv = h.n_heads * h.head_dim, h.n_kv_heads * h.head_dim
+    return b.split(b.linear(x, "attn_qkv"), attn_q=n, attn_k=n_kv, attn_v=n_kv)
+
+
+def _ffn(b: PlanBuilder, x: Value, h: BertHParams) -> Value:
+    if h.rotated:
+        return gated_ffn(b, x, h)
+    up = b.linear(x, "ffn_up")
+    b.require(up, h.d_ff, "feed_forward_length")
+    return b.linear(b.activation(Activation.GELU, up), "ffn_down")
