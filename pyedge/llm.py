@@ -1,4 +1,4 @@
-"""LLM: a model file, ready to generate. What Python users import.
+"""LLM: a model file, ready to generate or to embed. What Python users import.
 
 Owns loading (file, tokenizer, plan, weights, the size of the KV cache), the forms that prompts may have, and results.
 Batches, pages and stop rules are the engine's; text is the tokenizer's.
@@ -7,6 +7,7 @@ Batches, pages and stop rules are the engine's; text is the tokenizer's.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import time
@@ -16,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Integral
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyedge import _core, store
+from pyedge.engine.embedder import Embedder
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams, shown
+from pyedge.engine.token_ids import checked_ids
 from pyedge.models import build_plan
 from pyedge.tokenizers import Tokenizer
 
@@ -69,7 +72,8 @@ class LLM:
     precision       'fast', or 'f32': float activations and KV cache, no integer kernels: the reference path
     prefix_cache    whether prompts with the same beginning share its keys and values
     max_sequences   that run at once; further ones wait
-    step_tokens     computed at most in one step: what a prompt is cut into; at least max_sequences
+    step_tokens     computed at most in one step: what a prompt is cut into; at least max_sequences. An encoder takes
+                    a whole text in a step, however many these are
     page_size       tokens per KV page: 8, 16 or 32
 
     A forked process may use a model that was at rest when it was forked; one at work there must be loaded again.
@@ -140,7 +144,12 @@ class LLM:
             threads=n_threads,
             prefix_cache=prefix_cache,
         )
-        self._engine: Engine | None = Engine(weights, self.tokenizer, config)
+        self._engine: Engine | None = None
+        self._embedder: Embedder | None = None
+        if self.plan.pooling is None:
+            self._engine = Engine(weights, self.tokenizer, config)
+        else:
+            self._embedder = Embedder(weights, self.plan, config)
         self.threads: int = n_threads or _core.machine()["default_threads"]
         self.isa: str = weights.isa
         self.weight_bytes: int = weights.weight_bytes  # resident
@@ -204,22 +213,51 @@ class LLM:
         """What the model predicts after each token: [n, n_vocab], row i for token i + 1. No other request matters."""
         return self.engine.logits(token_ids)
 
+    # ---- embeddings --------------------------------------------------------------------------------------------------
+
+    def embed(self, texts: Prompt | Sequence[Prompt], *, normalize: bool = True) -> npt.NDArray[np.float32]:
+        """Vectors that are close to each other where texts mean the same: [n, d], in the order of the texts.
+
+        texts: text, {"prompt_token_ids": [...]}, or a list of these. A text gets the model's own begin and end tokens,
+        and control tokens written in it stay text; token ids are taken as they are. normalize: to length 1, so that a
+        dot product is the cosine. A text longer than the model reads is an error, never cut.
+        """
+        import numpy as np
+
+        one = isinstance(texts, (str, Mapping)) or not isinstance(texts, Iterable)
+        embedder = self.embedder
+        each = [self._encode_text(i, text) for i, text in enumerate([texts] if one else list(texts))]
+        out = embedder.embed(each)
+        if normalize:
+            for row in out:  # an exact sum: its bits cannot depend on how numpy adds
+                length = math.sqrt(math.fsum((row.astype(np.float64) ** 2).tolist()))
+                row /= np.float32(length or 1.0)
+        return out
+
     # ---- facts -------------------------------------------------------------------------------------------------------
 
     @property
     def engine(self) -> Engine:
+        """Of a model that generates."""
         if self._engine is None:
-            raise ValueError("this LLM is closed; make a new one")
+            self._refuse("this model embeds texts and generates none; use LLM.embed, or another model")
         return self._engine
+
+    @property
+    def embedder(self) -> Embedder:
+        """Of a model that embeds."""
+        if self._embedder is None:
+            self._refuse("this model generates text and embeds none; use an embedding model, such as a BERT")
+        return self._embedder
 
     @property
     def max_model_len(self) -> int:
         """Tokens that one sequence can have, prompt and output."""
-        return self.engine.scheduler.capacity
+        return self.engine.scheduler.capacity if self.plan.pooling is None else self.embedder.capacity
 
     def close(self) -> None:
         """Gives the memory back. Nothing can be generated afterwards."""
-        self._engine = self._weights = None
+        self._engine = self._embedder = self._weights = None
 
     def __enter__(self) -> LLM:
         return self
@@ -247,6 +285,26 @@ class LLM:
         if not ids:
             raise ValueError("the prompt is empty, and this model has no begin-of-text token to start from")
         return ids
+
+    def _encode_text(self, number: int, text: Any) -> list[int]:
+        capacity = self.max_model_len
+        if isinstance(text, Mapping):
+            if "prompt_token_ids" not in text:
+                raise ValueError('a text that is none must be {"prompt_token_ids": [integers]}')
+            ids = checked_ids(text["prompt_token_ids"], self.plan.hparams.n_vocab)
+        elif isinstance(text, str):
+            hopeless = len(text) > _LONG_TOKEN * capacity
+            ids = self.tokenizer.encode(text, limit=capacity if hopeless else None)
+        else:
+            raise ValueError(f"a text must be str or {{'prompt_token_ids': [...]}}, not {type(text).__name__}")
+        if not ids:
+            raise ValueError(f"text {number} is empty, and this model has no begin or end token")
+        if len(ids) > capacity:
+            raise ValueError(f"text {number}: {len(ids)} tokens, but this model reads at most {capacity}; cut it up")
+        return ids
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise ValueError(f"{self.path}: {why}" if self._weights else "this LLM is closed; make a new one")
 
     def _encode_chat(self, messages: Sequence[Message]) -> Sequence[int]:
         return self.tokenizer.apply_chat_template(messages)

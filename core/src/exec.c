@@ -42,6 +42,7 @@ static void rows_item(void *ctx, int64_t item, int worker) {
 }
 
 static void each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(const run *r, int64_t token)) {
+    if (rows == 0) return;  // a step that asks for no embedding yet
     row_job j = {r, row, rows, rows};
     if (rows * row_width > SERIAL_FLOATS) j.per_item = SERIAL_FLOATS / 4 / row_width + 1;
     pe_parallel(r->width, (rows + j.per_item - 1) / j.per_item, rows_item, &j);

@@ -101,11 +101,13 @@ def locate(model: str) -> Path:
 
 
 def load(path: Path, options: dict[str, Any]) -> LLM:
-    """The model in that file, loaded as the command's options of `model_options` say."""
+    """The model in that file, which generates, loaded as the command's options of `model_options` say."""
     from pyedge import LLM
 
     given = {api: options[name] for name, api in _MODEL_NAMES.items() if options[name] is not None}
-    return LLM(path, **given)
+    llm = LLM(path, **given)
+    _ = llm.engine  # a model that only embeds is refused before anything else is said
+    return llm
 
 
 def sampling(options: dict[str, Any], **others: Any) -> SamplingParams:

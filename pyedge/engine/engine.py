@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import count
-from operator import index
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
-from weakref import WeakSet
 
+from pyedge.engine import forks
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.engine.scheduler import Scheduled, Scheduler
+from pyedge.engine.token_ids import checked_ids
 from pyedge.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # in spite of having a length and elements
-_engines: WeakSet[Engine] = WeakSet()  # of this process
 
 log = logging.getLogger("pyedge.engine")
 
@@ -124,13 +120,13 @@ class Engine:
         self._sound = True  # no change of queues and pages was broken off
         self._lost = False  # the thread that was at work stayed behind in the process that forked
         self.scheduler = self._new_scheduler()
-        _engines.add(self)
+        forks.tell(self)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def request(self, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int = 0) -> Request:
         """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room."""
-        prompt = self._checked_ids(prompt_token_ids)
+        prompt = checked_ids(prompt_token_ids, self.n_vocab)
         room = self.scheduler.room(len(prompt))
         if (biased := max(params.logit_bias or (), default=0)) >= self.n_vocab:
             raise ValueError(f"logit_bias: token {biased} is not in the vocabulary (0 to {self.n_vocab - 1})")
@@ -190,7 +186,7 @@ class Engine:
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits after each of these tokens, as one new sequence: [n, n_vocab]. Requests under way go on later."""
-        ids = self._checked_ids(token_ids)
+        ids = checked_ids(token_ids, self.n_vocab)
         if len(ids) > self.scheduler.capacity:
             raise ValueError(
                 f"{len(ids)} tokens do not fit the context of {self.scheduler.capacity}; pass fewer at a time"
@@ -359,29 +355,6 @@ class Engine:
         request.sampler = sampler
         return sampler
 
-    def _checked_ids(self, token_ids: Any) -> list[int]:
-        """Integers of any kind (numpy's too) in anything that has an order and a length."""
-        if not isinstance(token_ids, Iterable) or not isinstance(token_ids, Sized) or isinstance(token_ids, _NO_IDS):
-            raise ValueError(f"token ids must be a list of integers, not {type(token_ids).__name__}")
-        try:
-            ids = [self._checked_id(token) for token in list(token_ids)]
-        except TypeError:  # of an array without dimensions
-            raise ValueError("token ids must be a list of integers, not a single number") from None
-        if not ids:
-            raise ValueError("the prompt is empty; give at least one token")
-        return ids
-
-    def _checked_id(self, token: Any) -> int:
-        try:
-            number = None if isinstance(token, bool) else index(token)
-        except TypeError:
-            number = None
-        if number is None:
-            raise ValueError(f"a token id must be an integer, not {type(token).__name__}")
-        if not 0 <= number < self.n_vocab:
-            raise ValueError(f"token id {number} is outside the vocabulary (0 to {self.n_vocab - 1})")
-        return number
-
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
             PagePool(self.config.n_pages, self.config.page_size),
@@ -449,16 +422,7 @@ class Engine:
             self._emit(request, TokenEvent(request.id, "", finish_reason="abort", error=request.error))
         self._sound = True
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
         """In a new process, which has this thread only."""
         self._lost = self._lost or self._inside
         self._lock = threading.RLock()
-
-
-def _forked() -> None:
-    for engine in list(_engines):
-        engine._forked()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_forked)

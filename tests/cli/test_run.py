@@ -56,6 +56,15 @@ def test_the_answer_is_the_apis(tiny: Path) -> None:
     assert document["ttft_s"] > 0
 
 
+@pytest.mark.parametrize("command", [["run", "--raw"], ["run"], ["chat"], ["bench"]])
+def test_a_model_that_embeds_is_refused(tmp_path: Path, command: list[str]) -> None:
+    path = write_tiny_llama(tmp_path / "embed.gguf", keys={"llama.pooling_type": 3}, tied=True)
+    text = [PROMPT] if command[0] == "run" else []
+    result = CliRunner().invoke(cli, [*command, str(path), *text])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.fullmatch(r"error: \S*embed\.gguf: this model embeds texts and generates none; .*\n", result.stderr)
+
+
 def test_standard_input_is_the_prompt(tiny: Path) -> None:
     assert run(tiny, "-", *GREEDY, given=PROMPT + "\n").stdout == run(tiny, PROMPT, *GREEDY).stdout
     result = run(tiny, "-", *GREEDY, given=b"caf\xe9")

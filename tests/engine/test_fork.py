@@ -1,14 +1,12 @@
 """A process that forks: the child may use a model that was at rest, gets an error for one at work, and never hangs."""
 
 import os
-import select
-import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forkrun import in_child
 from tinymodel import write_tiny_llama
 
 from pyedge import LLM, SamplingParams
@@ -27,28 +25,6 @@ def llm(path: Path) -> Iterator[LLM]:
     with LLM(path, kv_memory="4MB", threads=2) as llm:
         llm.generate("a", RULES)  # the thread pool is there
         yield llm
-
-
-def in_child(work: Callable[[], object]) -> str:
-    """What the work gives in a forked process."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about forking with threads
-        child = os.fork()
-    if child == 0:
-        try:
-            said = str(work())
-        except BaseException as e:
-            said = f"{type(e).__name__}: {e}"
-        os.write(writer, said.encode())
-        os._exit(0)
-    os.close(writer)
-    ready, _, _ = select.select([reader], [], [], 30)
-    said = os.read(reader, 65536).decode() if ready else "it hangs"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reader)
-    return said
 
 
 def text(llm: LLM) -> str:
