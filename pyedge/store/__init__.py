@@ -189,14 +189,8 @@ def kept() -> list[Stored]:
 def leftovers() -> list[Leftover]:
     """What interrupted pulls left, and what was damaged."""
     whole = {model.folder for model in kept()}
-    scratch = {folder.name for folder in (home() / "scratch").glob("*")}
-    found = []
-    for name in sorted({f.name for f in records.folders() if f not in whole} | scratch):
-        size = bytes_below(home() / "scratch" / name)
-        if home() / "models" / name not in whole:
-            size += bytes_below(home() / "models" / name)
-        found.append(Leftover(_unescaped(name), size, is_locked(name)))
-    return found
+    rest = [folder for folder in records.folders() if folder not in whole]
+    return [Leftover(_unescaped(f.name), bytes_below(f), is_locked(f.name)) for f in rest]
 
 
 def _unescaped(folder: str) -> str:
@@ -257,18 +251,16 @@ def remove(name: str) -> int:
     runs the model keeps it: nothing there refers to the file after loading."""
     known = source(name)
     name = name if known is None else known[0]
-    folder, scratch = model_folder(name), home() / "scratch" / folder_name(name)
-    if not name or not (folder.is_dir() or scratch.is_dir()):
+    folder = model_folder(name)
+    if not name or not folder.is_dir():
         raise _absent(name, "nothing is removed")
     try:
         with lock(folder_name(name)) as free:
             if not free:
                 raise ModelError(f"{name}: another process is fetching it; end that first, or wait for it")
-            size = bytes_below(folder) + bytes_below(scratch)
+            size = bytes_below(folder)
             (folder / RECORD).unlink(missing_ok=True)  # from here on it is no model
-            for path in (folder, scratch):
-                if path.exists():
-                    shutil.rmtree(path)
+            shutil.rmtree(folder)
             return size
     except OSError as e:
         raise _unwritable(f"to remove {name}", e) from e
@@ -314,7 +306,7 @@ def _sound(stored: Stored) -> bool:
 
 def size() -> int:
     """Bytes of all models, whole or not."""
-    return bytes_below(home() / "models") + bytes_below(home() / "scratch")
+    return bytes_below(home() / "models")
 
 
 def _check_kind(place: Workplace, received: Received) -> None:

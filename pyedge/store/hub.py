@@ -87,7 +87,7 @@ def fetch(place: Workplace, source: Repository, progress: Progress | None) -> Re
     return Received(
         files=[File(name, file.size, d) for name, file, d in zip(names, files, digests, strict=True)],
         source=f"hf:{source.repo}@{commit}",
-        origin=", ".join(file.path for file in files),
+        origin=" to ".join(dict.fromkeys([files[0].path, files[-1].path])),
         licence=_licence(info),
     )
 

@@ -1,12 +1,12 @@
 """The folders and files of the store, and how they change so that nothing half-done counts.
 
 Owns what PYEDGE_HOME means, names of folders, locks, atomic writes, and the room on the disk. Layout, under PYEDGE_HOME
-or else the user's cache folder:
+or else the user's cache folder (each of its folders may be a link to another disk):
 
     models/NAME/file.gguf      the model; of a split one, file-00001-of-0000N.gguf and so on. Beside it, its licence
     models/NAME/model.json     what it is; written last, so a folder without a sound one counts as absent
     models/NAME/partial/       what an interrupted pull received, for the next one to go on with
-    scratch/NAME/XXXX/         a download under way; whoever holds NAME's lock may remove it
+    models/NAME/scratch/       a download under way; whoever holds NAME's lock may remove it
     locks/NAME                 held (flock) while NAME changes; the kernel frees it when its holder dies
 """
 
@@ -56,7 +56,7 @@ def _override() -> Path | None:
     """PYEDGE_HOME, in which everything is kept if it is set."""
     value = os.environ.get("PYEDGE_HOME")
     try:
-        return Path(value).expanduser() if value else None
+        return Path(value).expanduser().absolute() if value else None
     except RuntimeError:
         raise ModelError(f"PYEDGE_HOME: {value}: there is no such user; give a folder") from None
 
@@ -145,7 +145,7 @@ class Workplace:
 
     def check_space(self, needed: int, to_stay: int) -> None:
         """Refuses at once what would fail at the end. Both in bytes, beyond what is there already."""
-        free = shutil.disk_usage(home()).free
+        free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise no_space(self.name, free, needed, to_stay)
 
@@ -158,10 +158,10 @@ def workplace(name: str) -> Iterator[Workplace]:
     """A pull's folders. What it received stays only where it can be of use."""
     folder = model_folder(name)
     partial = folder / "partial"
-    scratch = home() / "scratch" / folder_name(name)
+    scratch = folder / "scratch"
     partial.mkdir(parents=True, exist_ok=True)
     sync_folder(folder.parent)
-    scratch.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(exist_ok=True)
     try:
         yield Workplace(name, folder, partial, scratch)
     finally:
@@ -222,18 +222,20 @@ def is_locked(name: str) -> bool:
 
 
 def remove_leftovers(name: str) -> None:
-    """Removes what dead pulls left in the scratch folders: those of `name`, whose lock we hold, and those whose lock is
-    free. The pip of a killed pull may still be writing to one; it fails there and ends."""
-    for folder in (home() / "scratch").glob("*"):
-        if folder.name == folder_name(name):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Removes what dead pulls left and nobody can use: of `name`, whose lock we hold, and of those whose lock is free.
+    The pip of a killed pull may still be writing there; it fails and ends."""
+    for folder in [f for f in (home() / "models").glob("*") if f.is_dir()]:
+        unused = [folder / "scratch", *folder.glob("*.part")]
+        if (folder / RECORD).exists():  # of a model that is whole, nothing is partial
+            unused.append(folder / "partial")
+        if not any(path.exists() for path in unused):
             continue
         with lock(folder.name) as free:
-            if free:
-                shutil.rmtree(folder, ignore_errors=True)
-    for leftover in model_folder(name).glob("*.part"):
-        leftover.unlink()
-    for record in (home() / "models").glob(f"*/{RECORD}"):  # of a model that is whole, nothing is partial
-        with lock(record.parent.name) as free:
-            if free or record.parent == model_folder(name):
-                shutil.rmtree(record.parent / "partial", ignore_errors=True)
+            if free or folder == model_folder(name):
+                for path in unused:
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()  # if nothing else is in it

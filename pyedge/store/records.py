@@ -82,7 +82,7 @@ def read(folder: Path) -> Stored | None:
     that is missing or makes no sense."""
     try:
         facts = json.loads((folder / RECORD).read_bytes())
-        files = [File(_name(f["file"]), int(f["size"]), str(f["sha256"])) for f in facts.get("files") or [facts]]
+        files = [File(_name(f["file"]), _size(f["size"]), str(f["sha256"])) for f in facts.get("files") or [facts]]
         if any((folder / file.name).stat().st_size != file.size for file in files):
             return None
         stored = Stored(
@@ -111,6 +111,12 @@ def folders() -> list[Path]:
 def _name(value: object) -> str:
     """A file's name, which leads nowhere else."""
     if not isinstance(value, str) or not value or value in (".", "..") or "/" in value or "\0" in value:
+        raise ValueError(value)
+    return value
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
         raise ValueError(value)
     return value
 

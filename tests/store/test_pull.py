@@ -61,6 +61,29 @@ def test_an_unsound_folder_counts_as_absent_and_is_repaired() -> None:
     assert_whole()
 
 
+SOUND = {"name": NAME, "file": "file.gguf", "size": 4, "sha256": "0", "source": "s", "origin": "o", "licence": "l"}
+HOSTILE: list[object] = [
+    None, 3, "x", [], {}, [SOUND], SOUND | {"file": "../file.gguf"}, SOUND | {"file": "/etc/passwd"},
+    SOUND | {"file": ""}, SOUND | {"file": "a\0b"}, SOUND | {"file": None}, SOUND | {"size": "many"},
+    SOUND | {"size": -1}, SOUND | {"size": 1e400}, SOUND | {"size": [4]}, SOUND | {"files": 3}, SOUND | {"files": [3]},
+    SOUND | {"files": [{}]}, SOUND | {"files": [{"file": "file.gguf", "size": 4}]}, SOUND | {"documents": ["../x"]},
+    SOUND | {"documents": 7}, SOUND | {"name": "../x"}, SOUND | {"name": "\ud800"}, SOUND | {"name": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", HOSTILE, ids=str)
+def test_no_record_breaks_the_store(record: object) -> None:
+    folder = store.home() / "models" / "tiny@1b"
+    folder.mkdir(parents=True)
+    (folder / "file.gguf").write_bytes(b"GGUF")
+    (folder / "model.json").write_text(json.dumps(record))
+    assert store.installed(NAME) is None
+    assert store.kept() == []
+    assert [rest.name for rest in store.leftovers()] == [NAME]
+    store.fetch(NAME)
+    assert_whole()
+
+
 def test_a_check_finds_changed_bytes(caplog: pytest.LogCaptureFixture) -> None:
     path = store.resolve(NAME, pull=True)
     path.write_bytes(CONTENT[:-1] + b"?")
