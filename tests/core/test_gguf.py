@@ -116,6 +116,25 @@ def test_tensors_are_read_exactly(tmp_path: Path) -> None:
     assert np.array_equal(g.dequantize("d.weight"), np.arange(6, dtype=np.float32).reshape(3, 2))
 
 
+def test_rows_may_be_unpacked_by_themselves(tmp_path: Path) -> None:
+    g = Gguf(write_gguf(tmp_path / "m.gguf", KV, TENSORS))
+    for name in ("a.weight", "c.weight", "d.weight"):
+        whole = g.dequantize(name)
+        assert np.array_equal(g.dequantize(name, 1), whole[1:])
+        assert np.array_equal(g.dequantize(name, 1, 2), whole[1:3])
+        assert g.dequantize(name, len(whole)).shape == (0, whole.shape[1])
+        for first, n in (
+            (-1, 1),
+            (0, len(whole) + 1),
+            (len(whole) + 1, None),
+            (1, len(whole)),
+            (0, -1),
+            (2**63 - 1, 1),
+        ):
+            with pytest.raises(ValueError, match=rf"m\.gguf: tensor '{name}' has {len(whole)} rows, not "):
+                g.dequantize(name, first, n)
+
+
 @pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096, 65536])
 def test_alignment_of_the_file_is_followed(tmp_path: Path, alignment: int) -> None:
     kv = with_kv(("general.alignment", U32, alignment))
