@@ -40,7 +40,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
     return write
 
 
-def run(case: Case, path: Path, precision: str = "f32", kv_type: str = "f32") -> Runner:
+def open_case(case: Case, path: Path, precision: str = "f32", kv_type: str = "f32") -> Runner:
     return Runner(path, precision=precision, kv_type=kv_type, build=lambda gguf: build_plan(gguf, case.max_model_len))
 
 
@@ -52,7 +52,7 @@ def rows_of(case: Case, values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_logits(write: Write, name: str) -> None:
     case = families.load(name)
-    runner = run(case, write(name))
+    runner = open_case(case, write(name))
     whole = runner.run(case.tokens)
     assert np.abs(rows_of(case, whole) - case.values).max() < TOLERANCE
     if runner.plan.pooling is None:
@@ -66,7 +66,7 @@ def test_fast_path(write: Write, name: str, types: str) -> None:
     case = families.load(name)
     path = write(name, types)
     found, expected = (
-        rows_of(case, run(case, path, precision, kv_type).run(case.tokens))
+        rows_of(case, open_case(case, path, precision, kv_type).run(case.tokens))
         for precision, kv_type in (("fast", "f16"), ("f32", "f32"))
     )
     of_tokens = np.sqrt(np.mean((found - expected) ** 2, axis=1)) / expected.std()
@@ -140,7 +140,7 @@ def without(op: Op, weights: Iterable[int]) -> Op:
 def test_fixtures_tell_every_setting(write: Write, name: str) -> None:
     """A plan that leaves out a window, a cap, a scale or a factor is far from the figures."""
     case, path = families.load(name), write(name)
-    plan = run(case, path).plan
+    plan = open_case(case, path).plan
     told = 0
     for what, ops in changes(plan):
         if ops == plan.ops:
@@ -154,7 +154,7 @@ def test_fixtures_tell_every_setting(write: Write, name: str) -> None:
 @pytest.mark.parametrize("name", ["bert-mean", "bert-cls"])
 def test_gelu_is_not_its_approximation(write: Write, name: str) -> None:
     case, path = families.load(name), write(name)
-    plan = run(case, path).plan
+    plan = open_case(case, path).plan
     kind = next(i for i, info in enumerate(_core.ops()) if info.name == "activation")
     ops = [op._replace(parameters=[1, op.parameters[1]]) if op.kind == kind else op for op in plan.ops]
     found = planref.Oracle(replace(plan, ops=ops), path)(case.tokens).logits
