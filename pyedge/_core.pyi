@@ -60,7 +60,9 @@ class Gguf:
     @property
     def tensors(self) -> list[TensorInfo]: ...
     def tensor_index(self, name: str) -> int: ...  # -1: not there
-    def dequantize(self, name: str) -> npt.NDArray[np.float32]: ...  # [rows, columns]
+    def dequantize(
+        self, name: str, first: int = 0, n: int | None = None
+    ) -> npt.NDArray[np.float32]: ...  # [n rows from first on, columns]
 
 def sentencepiece_model(
     pieces: Sequence[str],

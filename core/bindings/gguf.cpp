@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -207,19 +208,23 @@ static std::vector<TensorInfo> tensors(const Gguf &g) {
     return out;
 }
 
-static py::array_t<float> dequantize(const Gguf &g, std::string_view name) {
+static py::array_t<float> dequantize(const Gguf &g, std::string_view name, std::int64_t first,
+                                     std::optional<std::int64_t> n) {
     const std::int64_t i = g.tensor_index(name);
     if (i < 0) raise_model_error(g.path() + ": tensor '" + std::string(name) + "' is missing; get a complete file");
     pe_gguf *file = g.handle();
     const pe_tensor *t = pe_gguf_tensor(file, i);
-    py::array_t<float> out({t->ne[1] * t->ne[2] * t->ne[3], t->ne[0]});
+    const std::int64_t rows = t->ne[1] * t->ne[2] * t->ne[3];
+    const std::int64_t count = n ? *n : rows - first;
+    const bool sound = first >= 0 && count >= 0 && count <= rows;  // the core says what is wrong
+    py::array_t<float> out({sound ? count : 0, t->ne[0]});
     float *data = out.mutable_data();
     pe_error err{};
     pe_status status;
     pe_gguf_retain(file);  // another thread may close it meanwhile
     {
         py::gil_scoped_release release;
-        status = pe_gguf_dequantize(file, i, data, &err);
+        status = pe_gguf_dequantize_rows(file, i, first, count, data, &err);
         pe_gguf_release(file);
     }
     check(status, err);
@@ -276,6 +281,6 @@ void bind_gguf(py::module_ &m) {
              })
         .def_property_readonly("tensors", &tensors, "In the file's order.")
         .def("tensor_index", &Gguf::tensor_index, py::arg("name"), "Its place in `tensors`; -1 if there is none.")
-        .def("dequantize", &dequantize, py::arg("name"),
-             "float32 [rows, columns]; axes above two are folded into rows.");
+        .def("dequantize", &dequantize, py::arg("name"), py::arg("first") = 0, py::arg("n") = py::none(),
+             "float32 [rows, columns]; axes above two are folded into rows. `n` rows from `first` on; None: the rest.");
 }

@@ -133,6 +133,9 @@ PE_API const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i);  // 0 <= i 
 PE_API const char *pe_gguf_next_string(const void **cursor, size_t *len);
 // Unpacks one tensor to float32. out: [n elements]
 PE_API pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *err);
+// The same for n rows from `first` on; axes above two are folded into rows. out: [n, ne[0]]
+PE_API pe_status pe_gguf_dequantize_rows(const pe_gguf *g, int64_t i, int64_t first, int64_t n, float *out,
+                                         pe_error *err);
 
 // ---- tokenizers ------------------------------------------------------------------------------------------------------
 // The bytes of a SentencePiece model, for the library that reads text with it.

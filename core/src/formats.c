@@ -62,12 +62,25 @@ void pe_format_unpack(const pe_format_row *f, const void *src, int64_t n, float 
     }
 }
 
-pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *err) {
+pe_status pe_gguf_dequantize_rows(const pe_gguf *g, int64_t i, int64_t first, int64_t n, float *out, pe_error *err) {
     const pe_tensor *t = pe_gguf_tensor(g, i);
     const pe_format_row *f = pe_format_row_by_type(t->type);
+    const int64_t rows = t->ne[1] * t->ne[2] * t->ne[3];
+    if (first < 0 || n < 0 || first > rows || n > rows - first)
+        return pe_fail_file(err, PE_ERR_ARGUMENT, pe_gguf_path(g), NULL,
+                            "tensor '%s' has %lld rows, not %lld from %lld on", t->name, (long long)rows, (long long)n,
+                            (long long)first);
     if (!f->info.runs)
         return pe_fail_file(err, PE_ERR_UNSUPPORTED, pe_gguf_path(g), NULL,
-                            "tensor '%s' is %s, which this version cannot unpack", t->name, f->info.name);
-    pe_format_unpack(f, t->data, t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3], out);
+                            "tensor '%s' is %s, which this version cannot unpack; take another quantization of the "
+                            "model",
+                            t->name, f->info.name);
+    const uint64_t row_bytes = (uint64_t)(t->ne[0] / f->info.block_values) * (uint64_t)f->info.block_bytes;
+    pe_format_unpack(f, (const uint8_t *)t->data + (uint64_t)first * row_bytes, n * t->ne[0], out);
     return PE_OK;
+}
+
+pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_error *err) {
+    const pe_tensor *t = pe_gguf_tensor(g, i);
+    return pe_gguf_dequantize_rows(g, i, 0, t->ne[1] * t->ne[2] * t->ne[3], out, err);
 }

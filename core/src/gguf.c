@@ -51,9 +51,13 @@ static pe_status read_number(const pe_gguf_file *f, const char *key, int64_t abs
     case PE_GGUF_I32: *out = (int32_t)bits; break;
     case PE_GGUF_U64:
     case PE_GGUF_I64: *out = (int64_t)bits; break;
-    default: return BAD(f, "key '%s': it must be a whole number; the file is damaged or badly written", key);
+    default:
+        return BAD(
+            f, "key '%s': it must be a whole number; the file is damaged or badly written, get it from another source",
+            key);
     }
-    if (*out < 0) return BAD(f, "key '%s': %" PRId64 " is no sound value; the file is damaged", key, *out);
+    if (*out < 0)
+        return BAD(f, "key '%s': %" PRId64 " is no sound value; the file is damaged, pull it again", key, *out);
     return PE_OK;
 }
 
@@ -63,11 +67,12 @@ static pe_status read_split(const pe_gguf_file *f, split *out, pe_error *err) {
     if (!status) status = read_number(f, "split.tensors.count", -1, &out->n_tensors, err);
     if (status) return status;
     if (out->count < 1 || out->count > MAX_PARTS)
-        return BAD(f, "key 'split.count': %" PRId64 " parts, must be 1 to %d; the file is damaged", out->count,
-                   MAX_PARTS);
+        return BAD(f, "key 'split.count': %" PRId64 " parts, must be 1 to %d; the file is damaged, pull it again",
+                   out->count, MAX_PARTS);
     if (out->number >= out->count)
-        return BAD(f, "key 'split.no': %" PRId64 ", but there are only %" PRId64 " parts; the file is damaged",
-                   out->number, out->count);
+        return BAD(
+            f, "key 'split.no': %" PRId64 ", but there are only %" PRId64 " parts; the file is damaged, pull it again",
+            out->number, out->count);
     return PE_OK;
 }
 
@@ -176,8 +181,8 @@ static pe_status gather_tensors(pe_gguf *g, const split *whole, pe_error *err) {
     const pe_gguf_file *first = &g->parts[0];
     for (int32_t p = 0; p < g->n_parts; p++) g->n_tensors += g->parts[p].n_tensors;
     if (g->n_tensors > PE_GGUF_MAX_TENSORS)
-        return BAD(first, "its parts hold %" PRId64 " tensors in all (limit %d); a part is damaged", g->n_tensors,
-                   PE_GGUF_MAX_TENSORS);
+        return BAD(first, "its parts hold %" PRId64 " tensors in all (limit %d); get all parts from one source",
+                   g->n_tensors, PE_GGUF_MAX_TENSORS);
     if (g->n_parts > 1 && whole->n_tensors >= 0 && whole->n_tensors != g->n_tensors)
         return BAD(first,
                    "key 'split.tensors.count': %" PRId64 ", but its parts hold %" PRId64

@@ -42,6 +42,7 @@ enum {
     LEAST_TENSOR = (8 + 1) + 4 + 8 + 4 + 8,  // name, n_dims, one dimension, type, offset
 };
 
+#define DAMAGED "the file is damaged, pull it again"
 static const char TRUNCATED[] = "the file ends here; it is damaged or the download incomplete, pull it again";
 
 static const struct {
@@ -224,8 +225,7 @@ static pe_status read_value(reader *r, pe_kv *kv) {
         if (type == PE_GGUF_ARRAY)
             return BAD(r, "an array of arrays, which no known model has; get the file from another source");
         if (kv->n > MAX_ARRAY)
-            return BAD(r, "an array of %llu elements (limit %d); the file is damaged", (unsigned long long)kv->n,
-                       MAX_ARRAY);
+            return BAD(r, "an array of %llu elements (limit %d); " DAMAGED, (unsigned long long)kv->n, MAX_ARRAY);
     }
     if (type >= N_VALUE_TYPES)
         return BAD(r, "value type %u is unknown; the file is damaged, or needs a newer pyedge", type);
@@ -239,7 +239,7 @@ static pe_status read_value(reader *r, pe_kv *kv) {
         const uint8_t *p = next(r, kv->n * value_types[type].bytes);  // at most 2^25
         if (!p) return BAD(r, "%llu x %s: %s", (unsigned long long)kv->n, value_types[type].name, TRUNCATED);
         for (uint64_t i = 0; type == PE_GGUF_BOOL && i < kv->n; i++)
-            if (p[i] > 1) return BAD(r, "a bool of %u, must be 0 or 1; the file is damaged", p[i]);
+            if (p[i] > 1) return BAD(r, "a bool of %u, must be 0 or 1; " DAMAGED, p[i]);
     }
     kv->n_bytes = (size_t)(r->head + r->at - (const uint8_t *)kv->data);
     return PE_OK;
@@ -251,14 +251,13 @@ static pe_status read_kv(reader *r, pe_kv *kv, int64_t i, uint64_t *keys_bytes) 
     snprintf(r->where, sizeof r->where, "metadata entry %lld", (long long)i);
     if (!take_text(r, &key)) return BAD(r, "a key of %llu bytes: %s", (unsigned long long)key.len, TRUNCATED);
     *keys_bytes += key.len;
-    if (key.len == 0) return BAD(r, "an empty key; the file is damaged");
+    if (key.len == 0) return BAD(r, "an empty key; " DAMAGED);
     if (key.len > MAX_KEY)
-        return BAD(r, "a key of %llu bytes (limit %d); the file is damaged", (unsigned long long)key.len, MAX_KEY);
-    if (*keys_bytes > MAX_KEYS_BYTES)
-        return BAD(r, "the keys alone take over %d bytes; the file is damaged", MAX_KEYS_BYTES);
+        return BAD(r, "a key of %llu bytes (limit %d); " DAMAGED, (unsigned long long)key.len, MAX_KEY);
+    if (*keys_bytes > MAX_KEYS_BYTES) return BAD(r, "the keys alone take over %d bytes; " DAMAGED, MAX_KEYS_BYTES);
     pe_gguf_quote(shown, key.p, key.len);
     snprintf(r->where, sizeof r->where, "key '%s'", shown);
-    if (!is_clean(key.p, key.len)) return BAD(r, "a key must be UTF-8 without control characters; the file is damaged");
+    if (!is_clean(key.p, key.len)) return BAD(r, "a key must be UTF-8 without control characters; " DAMAGED);
     *kv = (pe_kv){.key = key.p, .key_len = key.len};
     return read_value(r, kv);
 }
@@ -327,12 +326,14 @@ static pe_status read_alignment(reader *r, const pe_gguf_file *f, uint32_t *out)
     if (!kv) return PE_OK;
     snprintf(r->where, sizeof r->where, "key '%s'", key);
     if (kv->is_array || kv->type != PE_GGUF_U32)
-        return BAD(r, "it is %s%s, must be u32; the file is damaged or badly written",
+        return BAD(r, "it is %s%s, must be u32; the file is damaged or badly written, get it from another source",
                    kv->is_array ? "an array of " : "of type ", value_types[kv->type].name);
     memcpy(out, kv->data, sizeof *out);
     if (*out == 0 || (*out & (*out - 1)) != 0 || *out > MAX_ALIGNMENT)
-        return BAD(r, "%u, must be a power of two of at most %d; the file is damaged or badly written", *out,
-                   MAX_ALIGNMENT);
+        return BAD(r,
+                   "%u, must be a power of two of at most %d; the file is damaged or badly written, get it from "
+                   "another source",
+                   *out, MAX_ALIGNMENT);
     return PE_OK;
 }
 
@@ -341,16 +342,14 @@ static pe_status read_alignment(reader *r, const pe_gguf_file *f, uint32_t *out)
 static pe_status read_shape(reader *r, pe_tensor *t) {
     uint32_t n_dims;
     if (!take(r, &n_dims, sizeof n_dims)) return BAD(r, "%s", TRUNCATED);
-    if (n_dims < 1 || n_dims > MAX_DIMS)
-        return BAD(r, "%u dimensions, must be 1 to %d; the file is damaged", n_dims, MAX_DIMS);
+    if (n_dims < 1 || n_dims > MAX_DIMS) return BAD(r, "%u dimensions, must be 1 to %d; " DAMAGED, n_dims, MAX_DIMS);
     t->n_dims = (int32_t)n_dims;
     int64_t n_values = 1;
     for (int d = 0; d < MAX_DIMS; d++) {
         uint64_t ne = 1;
         if (d < t->n_dims && !take(r, &ne, sizeof ne)) return BAD(r, "%s", TRUNCATED);
         if (ne < 1 || ne > INT64_MAX || __builtin_mul_overflow(n_values, (int64_t)ne, &n_values))
-            return BAD(r, "dimension %d is %llu, which makes no sound shape; the file is damaged", d,
-                       (unsigned long long)ne);
+            return BAD(r, "dimension %d is %llu, which makes no sound shape; " DAMAGED, d, (unsigned long long)ne);
         t->ne[d] = (int64_t)ne;
     }
     return PE_OK;
@@ -360,6 +359,19 @@ static pe_status read_shape(reader *r, pe_tensor *t) {
 static pe_status read_type(reader *r, pe_tensor *t) {
     uint32_t type;
     if (!take(r, &type, sizeof type)) return BAD(r, "%s", TRUNCATED);
+    static const struct {
+        uint32_t type;
+        const char *name, *instead;
+    } dropped[] = {
+        // from the format
+        {4, "Q4_2", "Q4_0"},          {5, "Q4_3", "Q4_1"},          {31, "Q4_0_4_4", "Q4_0"},
+        {32, "Q4_0_4_8", "Q4_0"},     {33, "Q4_0_8_8", "Q4_0"},     {36, "IQ4_NL_4_4", "IQ4_NL"},
+        {37, "IQ4_NL_4_8", "IQ4_NL"}, {38, "IQ4_NL_8_8", "IQ4_NL"},
+    };
+    for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++)
+        if (type == dropped[i].type)
+            return fail(r, PE_ERR_UNSUPPORTED, "%s is a format that GGUF no longer has; take the %s file of the model",
+                        dropped[i].name, dropped[i].instead);
     const pe_format_info *f = type <= INT32_MAX ? pe_format_by_type((int32_t)type) : NULL;
     if (!f)
         return fail(r, PE_ERR_UNSUPPORTED,
@@ -368,13 +380,13 @@ static pe_status read_type(reader *r, pe_tensor *t) {
                     type);
     t->type = f->type;
     if (t->ne[0] % f->block_values != 0)
-        return BAD(r, "a row of %lld values is no multiple of %d, the block of %s; the file is damaged",
-                   (long long)t->ne[0], f->block_values, f->name);
+        return BAD(r, "a row of %lld values is no multiple of %d, the block of %s; " DAMAGED, (long long)t->ne[0],
+                   f->block_values, f->name);
     uint64_t n_blocks =
         (uint64_t)(t->ne[0] / f->block_values) * (uint64_t)t->ne[1] * (uint64_t)t->ne[2] * (uint64_t)t->ne[3];
     if (__builtin_mul_overflow(n_blocks, (uint64_t)f->block_bytes, &t->n_bytes))
-        return BAD(r, "%llu blocks of %s are more than any file holds; the file is damaged",
-                   (unsigned long long)n_blocks, f->name);
+        return BAD(r, "%llu blocks of %s are more than any file holds; " DAMAGED, (unsigned long long)n_blocks,
+                   f->name);
     return PE_OK;
 }
 
@@ -383,13 +395,11 @@ static pe_status read_tensor(reader *r, pe_tensor *t, int64_t i, uint32_t alignm
     text name;
     snprintf(r->where, sizeof r->where, "tensor number %lld", (long long)i);
     if (!take_text(r, &name)) return BAD(r, "a name of %llu bytes: %s", (unsigned long long)name.len, TRUNCATED);
-    if (name.len == 0) return BAD(r, "an empty name; the file is damaged");
+    if (name.len == 0) return BAD(r, "an empty name; " DAMAGED);
     snprintf(r->where, sizeof r->where, "tensor '%s'", pe_gguf_quote(shown, name.p, name.len));
     if (name.len > MAX_NAME)
-        return BAD(r, "its name has %llu bytes (limit %d); the file is damaged", (unsigned long long)name.len,
-                   MAX_NAME);
-    if (!is_clean(name.p, name.len))
-        return BAD(r, "a name must be UTF-8 without control characters; the file is damaged");
+        return BAD(r, "its name has %llu bytes (limit %d); " DAMAGED, (unsigned long long)name.len, MAX_NAME);
+    if (!is_clean(name.p, name.len)) return BAD(r, "a name must be UTF-8 without control characters; " DAMAGED);
     memcpy(t->name, name.p, name.len);
 
     pe_status status = read_shape(r, t);
@@ -397,8 +407,7 @@ static pe_status read_tensor(reader *r, pe_tensor *t, int64_t i, uint32_t alignm
     if (status) return status;
     if (!take(r, &t->offset, sizeof t->offset)) return BAD(r, "%s", TRUNCATED);
     if (t->offset % alignment != 0)
-        return BAD(r, "its data at %llu are not aligned to %u; the file is damaged", (unsigned long long)t->offset,
-                   alignment);
+        return BAD(r, "its data at %llu are not aligned to %u; " DAMAGED, (unsigned long long)t->offset, alignment);
     return PE_OK;
 }
 
@@ -439,7 +448,7 @@ static pe_status check_overlap(reader *r, const pe_gguf_file *f) {
         const pe_tensor *before = order[i - 1], *t = order[i];
         if (t->offset - before->offset >= before->n_bytes) continue;
         snprintf(r->where, sizeof r->where, "tensor '%s'", pe_gguf_quote(shown, t->name, strlen(t->name)));
-        status = BAD(r, "its data overlap those of '%s'; the file is damaged",
+        status = BAD(r, "its data overlap those of '%s'; " DAMAGED,
                      pe_gguf_quote(other, before->name, strlen(before->name)));
     }
     free(order);
@@ -517,7 +526,7 @@ static pe_status read_head(pe_gguf_file *f, const pe_file *disk, pe_error *err) 
             return status;
         }
         if (r.needed > MAX_HEAD)
-            return BAD(&r, "what comes before the tensors' data takes over %d bytes; the file is damaged", MAX_HEAD);
+            return BAD(&r, "what comes before the tensors' data takes over %d bytes; " DAMAGED, MAX_HEAD);
         free(f->kv);
         free(f->tensors);
         f->kv = NULL;

@@ -24,6 +24,7 @@ COMMANDS = {  # name: its line in the help
     "chat": "Talk with a model in the terminal.",
     "run": "Answer one prompt.",
     "tokenize": "Turn a text into tokens.",
+    "inspect": "Show what a file holds, and what is wrong with it.",
     "bench": "Measure the speed of reading and writing.",
     "doctor": "Show this machine, and what runs on it.",
 }

@@ -191,7 +191,7 @@ def _download(place: Workplace, repo: str, commit: str, file: RemoteFile, part: 
             sink.begin_anew()
         if sink.size:
             log.info("%s: going on with %s after %d of %d bytes", place.name, file.path, sink.size, file.size)
-        if sink.size < file.size:
+        if sink.size != file.size:
             with _one_line(place.name, repo), _library():
                 _get(hf_hub_url(repo, file.path, revision=commit, endpoint=_endpoint()), sink, file.size)
         sha256, wrong = sink.verdict()
@@ -203,23 +203,30 @@ def _download(place: Workplace, repo: str, commit: str, file: RemoteFile, part: 
 
 def _get(url: str, sink: _Sink, size: int) -> None:
     """Asks for what is missing, again and again as long as some of it comes."""
+    from huggingface_hub import constants
     from huggingface_hub.file_download import http_get
 
+    # The library refuses what is larger, where Xet would do better; what is asked for without a size, it fetches.
+    expected = size if size <= getattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", size) else None
     fruitless = 0
-    while True:
+    while sink.size != size:
         before = sink.size
+        failed: Exception | None = None
         try:
             http_get(
-                url, cast(BinaryIO, sink), resume_size=before, headers=_headers(), expected_size=size
-            )  # which checks the size
-            return
+                url, cast(BinaryIO, sink), resume_size=before, headers=_headers(), expected_size=expected
+            )  # which checks the size it expects
         except Exception as e:
-            fruitless = 0 if before < sink.size <= size else fruitless + 1
-            if fruitless > _RETRIES or not _is_of_the_line(e):
+            if not _is_of_the_line(e):
                 raise
-            log.info("%s: %s; asking for the rest", url, e)
-            if sink.size > size:  # a server that sends all when it is asked for the rest
-                sink.begin_anew()
+            failed = e
+        fruitless = 0 if before < sink.size <= size else fruitless + 1
+        if fruitless > _RETRIES:
+            raise failed or OSError(f"{sink.size} bytes came, and it should be {size}")
+        if sink.size > size:  # a server that sends all when it is asked for the rest
+            sink.begin_anew()
+        if failed is not None:
+            log.info("%s: %s; asking for the rest", url, failed)
             time.sleep(1)
 
 
@@ -291,16 +298,20 @@ def _library() -> Iterator[None]:
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
-    level, bars, piece = logger.level, not are_progress_bars_disabled(), constants.DOWNLOAD_CHUNK_SIZE
+    level, bars = logger.level, not are_progress_bars_disabled()
+    wanted = {"DOWNLOAD_CHUNK_SIZE": _PIECE, "HF_HUB_ENABLE_HF_TRANSFER": False}  # the other writes past a file object
+    settings = {name: getattr(constants, name) for name in wanted if hasattr(constants, name)}
     logger.setLevel(logging.ERROR)
-    constants.DOWNLOAD_CHUNK_SIZE = _PIECE
+    for name in settings:
+        setattr(constants, name, wanted[name])
     if bars:
         disable_progress_bars()
     try:
         yield
     finally:
         logger.setLevel(level)
-        constants.DOWNLOAD_CHUNK_SIZE = piece
+        for name, value in settings.items():
+            setattr(constants, name, value)
         if bars:
             enable_progress_bars()
 

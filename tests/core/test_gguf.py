@@ -116,6 +116,25 @@ def test_tensors_are_read_exactly(tmp_path: Path) -> None:
     assert np.array_equal(g.dequantize("d.weight"), np.arange(6, dtype=np.float32).reshape(3, 2))
 
 
+def test_rows_may_be_unpacked_by_themselves(tmp_path: Path) -> None:
+    g = Gguf(write_gguf(tmp_path / "m.gguf", KV, TENSORS))
+    for name in ("a.weight", "c.weight", "d.weight"):
+        whole = g.dequantize(name)
+        assert np.array_equal(g.dequantize(name, 1), whole[1:])
+        assert np.array_equal(g.dequantize(name, 1, 2), whole[1:3])
+        assert g.dequantize(name, len(whole)).shape == (0, whole.shape[1])
+        for first, n in (
+            (-1, 1),
+            (0, len(whole) + 1),
+            (len(whole) + 1, None),
+            (1, len(whole)),
+            (0, -1),
+            (2**63 - 1, 1),
+        ):
+            with pytest.raises(ValueError, match=rf"m\.gguf: tensor '{name}' has {len(whole)} rows, not "):
+                g.dequantize(name, first, n)
+
+
 @pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096, 65536])
 def test_alignment_of_the_file_is_followed(tmp_path: Path, alignment: int) -> None:
     kv = with_kv(("general.alignment", U32, alignment))
@@ -240,6 +259,17 @@ def test_a_closed_file_is_not_read(tmp_path: Path, use: Callable[[Gguf], Any]) -
     assert (tensor.name, tokens[0]) == ("a.weight", b"a")  # what was taken out stays
 
 
+def test_metadata_do_not_change_with_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", KV, TENSORS)
+    g = Gguf(path)
+    with open(path, "r+b") as f:  # by another process, say: the same file, not a new one of its name
+        f.write(b"\xff" * path.stat().st_size)
+        f.truncate(7)
+    assert g.keys() == [k for k, _, _ in KV]
+    assert g.get("text") == "ä\n\0🦙"
+    assert [t.name for t in g.tensors] == [name for name, _, _, _ in TENSORS]
+
+
 def test_a_deleted_file_stays_readable(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", KV, TENSORS)
     g = Gguf(path)
@@ -306,6 +336,7 @@ def test_other_files_are_told_apart(tmp_path: Path, content: bytes, reason: str)
     path.write_bytes(content)
     rest = refusal(path)
     assert re.search(reason, rest), rest
+    assert re.search(REMEDY, rest), rest
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
@@ -346,6 +377,10 @@ def test_paths_are_checked() -> None:
 
 
 # ---- broken files ----------------------------------------------------------------------------------------------------
+
+
+# What every refusal ends with.
+REMEDY = "; .*(pull it again|another source|newer (pyedge|file)|give |get |take |unpack |git lfs pull)"
 
 
 def length(n: int) -> bytes:
@@ -451,7 +486,14 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "far too large": (gguf_bytes(KV, with_tensor(ne=(4, 2**42))), "tensor 'x': its 70368744177664 bytes"),
     **{
         f"type {n}": (gguf_bytes(KV, TENSORS, infos={1: {"type": n}}), rf"tensor 'b\.weight': type number {n} ")
-        for n in (4, 5, 9999, 2**31, 2**32 - 1)
+        for n in (42, 9999, 2**31, 2**32 - 1)
+    },
+    **{
+        f"type {n}, which was dropped": (
+            gguf_bytes(KV, TENSORS, infos={1: {"type": n}}),
+            rf"tensor 'b\.weight': {name} is .* no longer has; take the {instead} file",
+        )
+        for n, name, instead in [(4, "Q4_2", "Q4_0"), (31, "Q4_0_4_4", "Q4_0"), (38, "IQ4_NL_8_8", "IQ4_NL")]
     },
     "a row of no whole blocks": (
         gguf_bytes(KV, with_tensor(ne=(33, 32), kind=Q8_0, data=bytes(34 * 33))),
@@ -488,6 +530,7 @@ def test_broken_files_are_refused(tmp_path: Path, fault: str) -> None:
     path.write_bytes(content)
     rest = refusal(path)
     assert re.search(reason, rest), rest
+    assert re.search(REMEDY, rest), rest
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def build(name: str, extra: Sequence[str] = (), programs: Sequence[str] = PROGRA
     out = BUILD / name
     objects = toolchain.compile_all(CORE, out, bindings=False, extra=extra)
     flags = [*toolchain.COMMON, *toolchain.C_FLAGS, f"-I{CORE / 'include'}", f"-I{CORE / 'src'}", *extra]
-    newest = max(p.stat().st_mtime for p in [*objects, TESTS / "core" / "check.h"])
+    newest = max(p.stat().st_mtime for p in [*objects, *(TESTS / "core").rglob("*.h")])
 
     def link(program: str) -> None:
         source, made = TESTS / "core" / f"{program}.c", out / program
@@ -70,7 +70,8 @@ def arguments(program: str, folder: Path) -> list[str]:
     if program == "kernel_check":
         return [str(folder / "vectors.bin")]
     if program == "gguf_check":
-        return [str(folder / "scratch.gguf"), *(str(folder / f"{name}.gguf") for name in ("small", "odd", "odd-"))]
+        whole = (("whole", str(folder / f"{name}.gguf")) for name in ("small", "odd", "odd-"))
+        return [*(word for pair in whole for word in pair), "split", str(folder / "parts")]
     if program == "machine_check":
         return [str(folder / "machine")]
     return [str(folder / "model.gguf")] if program == "plan_check" else []

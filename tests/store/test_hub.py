@@ -213,6 +213,15 @@ def test_a_file_that_ends_early_is_gone_on_with(server: Hub) -> None:
     assert store.resolve(NAME, pull=True).read_bytes() == CONTENT
 
 
+def test_what_the_library_finds_too_large_is_fetched(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 1_000_000, raising=False)
+    server.faults = [("short", 1000), ("short", 0)]
+    assert store.resolve(NAME, pull=True).read_bytes() == CONTENT
+    store.remove(NAME)
+    server.faults = [("short", 1000), ("short", 0), ("short", 0)]
+    assert "try again: what has come is kept" in refused()
+
+
 def test_a_slow_server_is_waited_for(server: Hub) -> None:
     server.faults = [("slow", 1)]
     assert store.resolve(NAME, pull=True).read_bytes() == CONTENT

@@ -13,31 +13,43 @@
 // ---- files on disk ---------------------------------------------------------------------------------------------------
 
 static char scratch[128];  // a folder of this process
-static char scratch_files[64][192];
+
+typedef struct scratch_file {
+    char path[192];
+    int fd;
+} scratch_file;
+static scratch_file scratch_files[64];
 static int n_scratch_files;
 
 static void remove_scratch(void) {
-    for (int i = 0; i < n_scratch_files; i++) unlink(scratch_files[i]);
+    for (int i = 0; i < n_scratch_files; i++) unlink(scratch_files[i].path);
     if (scratch[0]) rmdir(scratch);
 }
 
-// Writes a file of that name in the scratch folder, and returns its path, which is good until the next call.
-static const char *write_scratch(const char *name, const void *bytes, size_t n) {
-    static char path[192];
+static const scratch_file *open_scratch(const char *name) {
     if (!scratch[0]) {
         const char *where = getenv("TMPDIR");
         snprintf(scratch, sizeof scratch, "%.80s/pyedge-fuzz-XXXXXX", where && *where ? where : "/tmp");
         if (!mkdtemp(scratch)) give_up("cannot make a folder %s", scratch);
         atexit(remove_scratch);
     }
+    char path[192];
     snprintf(path, sizeof path, "%s/%s", scratch, name);
-    bool known = false;
-    for (int i = 0; i < n_scratch_files; i++) known = known || strcmp(scratch_files[i], path) == 0;
-    if (!known && n_scratch_files < 64) strcpy(scratch_files[n_scratch_files++], path);
-    const int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
-    if (fd < 0 || write(fd, bytes, n) != (ssize_t)n) give_up("cannot write %s", path);
-    close(fd);
-    return path;
+    for (int i = 0; i < n_scratch_files; i++)
+        if (strcmp(scratch_files[i].path, path) == 0) return &scratch_files[i];
+    if (n_scratch_files == 64) give_up("too many files");
+    scratch_file *f = &scratch_files[n_scratch_files++];
+    strcpy(f->path, path);
+    f->fd = open(path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0600);
+    if (f->fd < 0) give_up("cannot write %s", path);
+    return f;
+}
+
+// Writes a file of that name in the scratch folder, over what was there, and returns its path.
+static const char *write_scratch(const char *name, const void *bytes, size_t n) {
+    const scratch_file *f = open_scratch(name);
+    if (pwrite(f->fd, bytes, n, 0) != (ssize_t)n || ftruncate(f->fd, (off_t)n)) give_up("cannot write %s", f->path);
+    return f->path;
 }
 
 // ---- reading all that a file lets us ---------------------------------------------------------------------------------

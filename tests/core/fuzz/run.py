@@ -1,8 +1,8 @@
 """Fuzzes the loader with libFuzzer: `python tests/core/fuzz/run.py --minutes 60`.
 
-Needs clang with its fuzzer and sanitizers, and pyedge built for the kind `plan`. The time is shared by the kinds of input.
-The corpus begins with seeds.py and grows in build/fuzz, which is kept; what crashes, takes over 1 s or 500 MB lies there
-too, and ends the run with status 1.
+Needs clang with its fuzzer and sanitizers, the gguf package, and pyedge itself for the kind `plan`. The time is shared
+by the kinds of input. The corpus begins with seeds.py and grows in build/fuzz, which is kept; what crashes, or takes
+over 1 s or 500 MB, lies there too, and ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "helpers")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers"))
 import coreprograms
 import seeds
 
+HERE = Path(__file__).resolve().parent
 WORK = HERE.parents[2] / "build" / "fuzz"
 SANITIZERS = "address,undefined,float-cast-overflow"
-# -O1: as the sanitizers' own documentation has it.
 FLAGS = [
     "-O1",
     "-g1",
     "-fno-omit-frame-pointer",
-    f"-fsanitize=fuzzer-no-link,{SANITIZERS}",
     "-fno-sanitize-recover=all",
+    f"-fsanitize=fuzzer-no-link,{SANITIZERS}",
 ]
 LIMITS = ["-timeout=1", "-rss_limit_mb=500", "-max_len=8192", "-detect_leaks=1"]
 
