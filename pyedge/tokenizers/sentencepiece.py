@@ -2,8 +2,7 @@
 `sentencepiece` library.
 
 Owns which pieces of the vocabulary take part and what the library calls them. The bytes of the library's model are
-written by the core. Control tokens never get here, and user-defined ones of a single character only: the others'
-texts are split off before.
+written by the core. Special tokens, user-defined ones too, never get here: their texts are split off before.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyedge.errors import ModelError
-from pyedge.tokenizers.vocabulary import LONGEST_SPECIAL, SPACE, Frame, Metadata, TokenType, Vocabulary, byte_of
+from pyedge.tokenizers.vocabulary import SPACE, Frame, Metadata, TokenType, Vocabulary, byte_of
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -92,20 +91,13 @@ class SentencePieceTokenizer:
         names, types = list(vocabulary.texts), list(vocabulary.types)
         of_bytes: dict[int, int] = {}
         for i, kind in enumerate(types):
-            if kind == TokenType.NORMAL:
+            if kind in (TokenType.NORMAL, TokenType.UNUSED):
                 continue
-            name = names[i]
-            if kind == TokenType.USER_DEFINED and len(name) <= LONGEST_SPECIAL:
-                names[i] = name.replace(" ", SPACE)
-                continue
-            if kind == TokenType.BYTE:
-                byte = byte_of(name)
-                if byte is not None and of_bytes.setdefault(byte, i) == i:
-                    names[i] = f"<0x{byte:02X}>"
-                    continue
-            elif kind == TokenType.UNUSED:
-                continue
-            self._disable(names, types, i)
+            byte = byte_of(names[i]) if kind == TokenType.BYTE else None
+            if byte is not None and of_bytes.setdefault(byte, i) == i:
+                names[i] = f"<0x{byte:02X}>"
+            else:
+                self._disable(names, types, i)
         for i in vocabulary.raw:  # a text cannot have what is not UTF-8
             self._disable(names, types, i)
         if not all(names):

@@ -33,7 +33,7 @@ END_OF_TEXT = ("</s>", "<eos>", "<EOT>")  # HTML and other text may have these: 
 SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperator")
 
 SPACE = "\u2581"  # what a space is in the pieces of some vocabularies
-LONGEST_SPECIAL = 256  # characters of a special text that is looked for
+_LONGEST = 256  # characters of a special text that is looked for
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SPACES = re.compile(r"\s*")
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
@@ -129,11 +129,14 @@ class Vocabulary:
         return frozenset(ends)
 
     def texts_of(self, *types: TokenType) -> dict[str, int]:
-        """Texts of these types that can be looked for in a text: more than a character, and no more than is sane."""
+        """Texts of these types that can be looked for in a text: no longer than is sane, and of a control token more
+        than one character, since a text that is typed must be kept from being one by breaking it."""
         return {
             self.texts[i]: i
             for i in self._special
-            if self.types[i] in types and i not in self.raw and 1 < len(self.texts[i]) <= LONGEST_SPECIAL
+            if self.types[i] in types
+            and i not in self.raw
+            and (self.types[i] != TokenType.USER_DEFINED) < len(self.texts[i]) <= _LONGEST
         }
 
     def special_bytes(self, token: int) -> bytes | None:
@@ -262,7 +265,20 @@ def _text(value: Any) -> str:
 
 def _mark_turns(texts: list[str], types: list[int]) -> None:
     turns = frozenset(END_OF_TURN + START_OF_TURN)
+    pair: dict[str, int] = {}
     for token, text in enumerate(texts):
         if text in turns and types[token] in (TokenType.NORMAL, TokenType.USER_DEFINED):
-            log.info("token %d, %r, is not marked as a control token; it is taken for one", token, text)
-            types[token] = TokenType.CONTROL
+            _mark(token, text, types)
+        elif text in ("<s>", "</s>"):
+            pair[text] = token
+    # Phi-3 has its </s> as user-defined. Gemma has both so: they are HTML's.
+    if len(pair) == 2 and [types[pair[text]] for text in ("<s>", "</s>")] == [
+        TokenType.CONTROL,
+        TokenType.USER_DEFINED,
+    ]:
+        _mark(pair["</s>"], "</s>", types)
+
+
+def _mark(token: int, text: str, types: list[int]) -> None:
+    log.info("token %d, %r, is not marked as a control token; it is taken for one", token, text)
+    types[token] = TokenType.CONTROL

@@ -11,14 +11,13 @@ model's own tokenizer differ, the latter is right: llama.cpp has no \\p{Lu}, and
 from __future__ import annotations
 
 import json
-import struct
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-from ggufbytes import Type, write_gguf
+import llamacpp
+from ggufbytes import Kv, Type
 from words import TEXTS, vocabulary, words_of
 
 NAMES = (
@@ -36,17 +35,8 @@ ORIGINALS = {
 }
 
 
-def write_model(path: Path, pre: str, tokens: list[str], merges: list[str]) -> None:
-    """The smallest model that llama.cpp loads."""
-    d, arch = 32, "llama"
-    kv = [
-        ("general.architecture", Type.STRING, arch),
-        *((f"{arch}.{k}", Type.U32, v) for k, v in {
-            "block_count": 1, "context_length": 512, "embedding_length": d, "feed_forward_length": d,
-            "attention.head_count": 1, "attention.head_count_kv": 1, "rope.dimension_count": d,
-            "vocab_size": len(tokens),
-        }.items()),
-        (f"{arch}.attention.layer_norm_rms_epsilon", Type.F32, 1e-5),
+def of_llamacpp(pre: str, tokens: list[str], merges: list[str]) -> list[list[str]]:
+    kv: list[Kv] = [
         ("tokenizer.ggml.model", Type.STRING, "gpt2"),
         ("tokenizer.ggml.pre", Type.STRING, pre),
         ("tokenizer.ggml.tokens", Type.ARRAY, (Type.STRING, tokens)),
@@ -54,38 +44,11 @@ def write_model(path: Path, pre: str, tokens: list[str], merges: list[str]) -> N
         ("tokenizer.ggml.merges", Type.ARRAY, (Type.STRING, merges)),
         ("tokenizer.ggml.bos_token_id", Type.U32, 0),
         ("tokenizer.ggml.eos_token_id", Type.U32, 0),
-    ]  # fmt: skip
-    shapes = {"token_embd": (d, len(tokens)), "output_norm": (d,)}
-    shapes |= {
-        f"blk.0.{n}": (d, d) for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    }
-    shapes |= {"blk.0.attn_norm": (d,), "blk.0.ffn_norm": (d,)}
-    tensors = []
-    for name, ne in shapes.items():
-        n = ne[0] * (ne[1] if len(ne) > 1 else 1)
-        tensors.append((f"{name}.weight", ne, 0, struct.pack("<f", 0.01) * n))
-    write_gguf(path, kv, tensors)
-
-
-def of_llamacpp(pre: str, tokens: list[str], merges: list[str]) -> list[list[str]]:
-    import xllamacpp
-
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "words.gguf"
-        write_model(path, pre, tokens, merges)
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx, params.warmup = 256, False
-        server = xllamacpp.Server(params)
-        out = []
-        for text in TEXTS:
-            body = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
-            request = urllib.request.Request(
-                server.listening_address + "/tokenize", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request) as answer:
-                out.append(words_of([tokens[i] for i in json.load(answer)["tokens"]]))
-        return out
+        llamacpp.write_model(path, len(tokens), kv)
+        return [words_of([tokens[i] for i in ids]) for ids in llamacpp.tokenize(path, TEXTS)]
 
 
 def of_original(file: Path) -> list[list[str]]:

@@ -203,6 +203,17 @@ def test_user_defined_tokens_are_always_found_the_longest_first(make: Make) -> N
         ]
 
 
+def test_a_user_defined_token_may_be_one_character(make: Make, metadata: dict[str, Any]) -> None:
+    """DeepSeek's "ö" is one. A control token may not, in a text that somebody types."""
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    n = len(tokens)
+    tokenizer = make(tokens=[*tokens, "ö", "ü"], token_type=[*types, 4, 3])
+    assert tokenizer.encode("aöa") == [*make().encode("a"), n, *make().encode("a")]
+    for special in (False, True):
+        assert tokenizer.encode("ü", special=special) == make().encode("ü")
+    assert tokenizer.decode([n, n + 1]) == "öü"
+
+
 def test_text_cannot_become_a_token_that_is_not_text(make: Make, metadata: dict[str, Any]) -> None:
     """Not by merging, nor as a whole word."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
@@ -269,6 +280,9 @@ def test_ends_of_a_generation(make: Make, metadata: dict[str, Any]) -> None:
     assert make(tokens=[*tokens, "<|eot_id|>"], token_type=[*types, 1]).end_ids == {0, 2, n}
     assert make(tokens=[*tokens, "</s>"], token_type=[*types, 3]).end_ids == {0, 2, n}
     assert make(tokens=[*tokens, "</s>"], token_type=[*types, 1]).end_ids == {0, 2}  # may be HTML
+    for pair, ends in (((3, 4), {0, 2, n + 1}), ((4, 4), {0, 2}), ((1, 4), {0, 2})):  # Phi-3's and Gemma's
+        tokenizer = make(tokens=[*tokens, "<s>", "</s>"], token_type=[*metadata["tokenizer.ggml.token_type"], *pair])
+        assert tokenizer.end_ids == ends
     assert make(eot_token_id=5, eom_token_id=6).end_ids == {0, 2, 5, 6}
     harmony = make(tokens=[*tokens, "<|return|>", "<|call|>", "<|end|>"], token_type=[*types, 3, 3, 3])
     assert harmony.end_ids == {0, 2, n, n + 1}
