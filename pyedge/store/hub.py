@@ -58,7 +58,7 @@ class RemoteFile:
 def fetch(place: Workplace, source: Repository, progress: Progress | None) -> Received:
     """Fetches a model of a repository, and puts it into the place's folder."""
     with _one_line(place.name, source.repo):
-        info = _info(source.repo)
+        info = _info(place.name, source.repo)
     files = choose(place.name, _files(info), source.file)
     commit = str(info.sha or "main")
     parts = [
@@ -147,10 +147,16 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def _info(repo: str) -> ModelInfo:
-    from huggingface_hub import HfApi
+def _info(name: str, repo: str) -> ModelInfo:
+    from huggingface_hub import HfApi, constants, errors
 
-    return HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True, timeout=_TIMEOUT)
+    try:
+        return HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True, timeout=_TIMEOUT)
+    except (errors.HfHubHTTPError, errors.HFValidationError):  # some of them are ValueErrors, too
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as e:  # a page of a network that wants a log-in
+        where = _endpoint() or constants.ENDPOINT
+        raise ModelError(f"{name}: {where} does not answer as a hub does; check the network and HF_ENDPOINT") from e
 
 
 def _headers() -> dict[str, str]:
@@ -334,6 +340,8 @@ def _one_line(name: str, repo: str) -> Iterator[None]:
     log_in = 'log in with "hf auth login" or set HF_TOKEN'
     try:
         yield
+    except ModelError:
+        raise
     except errors.GatedRepoError as e:
         raise ModelError(
             f"{name}: its owner gives it to those who agreed to its terms; agree at {where}/{repo}, and {log_in}"

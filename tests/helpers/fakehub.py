@@ -29,6 +29,7 @@ class Hub(ThreadingHTTPServer):
         self.wanted_token: str | None = None
         self.gated = False
         self.ranges = True
+        self.listing: bytes | None = None  # in place of the right one
         self.faults: list[Any] = []  # ("cut", bytes), ("short", bytes), ("slow", seconds), ("status", code), "flip"
         self.asked: list[tuple[str, str | None]] = []  # (path, Range)
         self.sent = 0  # bytes of files
@@ -69,7 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
             code = "GatedRepo" if self.server.gated else "RepoNotFound"
             return self._say(401, b"{}", {"X-Error-Code": code, "X-Error-Message": "no"})
         if path.startswith(f"/api/models/{REPO}"):
-            return self._say(200, json.dumps(self._listing()).encode(), {"Content-Type": "application/json"})
+            listing = self.server.listing
+            listing = json.dumps(self._listing()).encode() if listing is None else listing
+            return self._say(200, listing, {"Content-Type": "application/json"})
         if path.startswith("/api/models/"):
             return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no"})
         if path.startswith(f"/{REPO}/resolve/{COMMIT}/"):

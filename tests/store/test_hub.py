@@ -247,6 +247,26 @@ def test_what_the_hub_refuses_is_said_in_one_line(server: Hub) -> None:
     assert "answered with status 404; check the name" in refused()
 
 
+@pytest.mark.parametrize(
+    ("listing", "said"),
+    [
+        (b"<!DOCTYPE html><html>Log in to this network</html>", "does not answer as a hub does; check the network"),
+        (b"", "does not answer as a hub does"),
+        (b"[]", "does not answer as a hub does"),
+        (b"null", "does not answer as a hub does"),
+        (b"{}", ""),
+        (b'{"id": "org/repo", "siblings": null}', "has no .gguf file"),
+        (b'{"id": "org/repo", "siblings": [{"rfilename": "m.gguf"}]}', "has no .gguf file"),
+        (b'{"id": "org/repo", "siblings": [{"rfilename": "m.gguf", "size": -1}]}', "has no .gguf file"),
+        (b'{"id": "org/repo", "siblings": [{"rfilename": "m.gguf", "size": 9, "lfs": 7}]}', ""),
+    ],
+)
+def test_what_is_no_hub(server: Hub, listing: bytes, said: str) -> None:
+    server.listing = listing
+    assert said in refused()
+    assert files_in_store() == ["locks/hf@org%2Frepo"]
+
+
 def test_a_hub_that_is_not_there(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
