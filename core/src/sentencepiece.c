@@ -84,6 +84,10 @@ static uint32_t unit_at(const uint8_t *units, uint32_t i) {
     return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
+enum {
+    LONGEST_REPLACEMENT = 255
+};  // bytes; the longest of NFKC has 33, and a megabyte for each letter would be a bomb
+
 // A charsmap is a length, a double-array trie of that many bytes, and the texts that its leaves point to. The library
 // follows its links unchecked, so all that can be reached must lie inside: from node i it goes to i ^ offset(i) ^ byte.
 // https://github.com/s-yata/darts-clone has the layout of a unit.
@@ -98,6 +102,10 @@ static pe_status check_charsmap(const uint8_t *map, size_t len, pe_error *err) {
     const uint8_t *units = map + 4;
     const uint32_t n = trie / 4;
     const size_t texts = len - 4 - trie;
+    for (size_t i = 4 + trie, run = 0; i < len; i++) {
+        run = map[i] ? run + 1 : 0;
+        if (run > LONGEST_REPLACEMENT) return pe_fail(err, PE_ERR_FILE, NULL, damaged);
+    }
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t unit = unit_at(units, i);
         if (unit >> 31) continue;  // a leaf: a place among the texts, checked where something points to it

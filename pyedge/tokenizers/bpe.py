@@ -111,7 +111,8 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
 
 def _too_long(merges: list[str], plain: dict[str, int]) -> bool:
     """Whether a merge could make more bytes than the longest token has, at which the library panics."""
-    longest = len(max(plain, key=len, default="").encode())
+    n_characters = max(map(len, plain), default=0)
+    longest = max((len(text.encode()) for text in plain if 4 * len(text) >= n_characters), default=0)
     return any(len(merge.encode()) - 1 > longest for merge in merges if 4 * len(merge) > longest)
 
 

@@ -407,6 +407,18 @@ def test_damaged_normalization_rules() -> None:
     assert 0 < passed < 60
 
 
+def test_a_replacement_of_a_megabyte_is_refused() -> None:
+    metadata = metadata_of(model("t5"))
+    rules = metadata["tokenizer.ggml.precompiled_charsmap"]
+    for n, sound in ((255, True), (256, False), (1_000_000, False)):
+        longer = {**metadata, "tokenizer.ggml.precompiled_charsmap": [*rules, *[0x61] * n, 0]}
+        if sound:
+            Tokenizer.from_gguf(longer)
+        else:
+            with pytest.raises(ModelError, match="normalization rules"):
+                Tokenizer.from_gguf(longer)
+
+
 # ---- Time ------------------------------------------------------------------------------------------------------------
 
 
