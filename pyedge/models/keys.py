@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 4096
 
 # Keys that change the output of any model that has them, with the values that change nothing.
-_CHANGES_OUTPUT: dict[str, tuple[Any, ...]] = {
+CHANGES_OUTPUT: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.key_length_swa": (),
@@ -62,19 +62,22 @@ class Keys:
 
     def value(self, key: str) -> Any:
         """The raw value, None if absent. A list of equal values (one per layer) counts as that value."""
-        name = self.full(key)
-        if name in self._gguf and (n := self._gguf.length(name)) > MAX_LAYERS:
-            raise ModelError(f"{name}: has {n} values, and no model has more than {MAX_LAYERS} layers")
-        value = self._gguf.get(name)
+        value = self._raw(key)
         if isinstance(value, list):
             if not value or any(v != value[0] for v in value):
                 raise self.fail(key, value, "varies by layer, which is not supported")
             return value[0]
         return value
 
+    def _raw(self, key: str) -> Any:
+        name = self.full(key)
+        if name in self._gguf and (n := self._gguf.length(name)) > MAX_LAYERS:
+            raise ModelError(f"{name}: has {n} values, and no model has more than {MAX_LAYERS} layers")
+        return self._gguf.get(name)
+
     def per_layer(self, key: str, n_layers: int) -> list[int] | None:
         """A whole number for each layer, where the file gives a list of them; None: it gives one number, or nothing."""
-        values = self._gguf.get(self.full(key)) if self.full(key) in self._gguf else None
+        values = self._raw(key)
         if not isinstance(values, list):
             return None
         if len(values) != n_layers:
@@ -86,8 +89,8 @@ class Keys:
 
     def refuse(self, handled: Collection[str]) -> None:
         """Refuses keys that change what a model computes, unless the family handles them or they say nothing."""
-        for key, neutral in _CHANGES_OUTPUT.items():
-            value = self._gguf.get(self.full(key)) if key not in handled else None
+        for key, neutral in CHANGES_OUTPUT.items():
+            value = self._raw(key) if key not in handled else None
             if value is not None and value not in neutral:
                 raise self.fail(key, value, f"is not supported for {self.architecture}, and changes its output")
 
