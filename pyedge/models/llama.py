@@ -1,9 +1,8 @@
 """The llama family: Llama 1 to 3, SmolLM2, Mistral, Mixtral and the many models converted as `llama`.
 
 Llama 2: arXiv:2307.09288; Llama 3: arXiv:2407.21783; Mistral: arXiv:2310.06825; Mixtral, which has experts:
-arXiv:2401.04088. GGUF files of this family hold q and k
-with their rows permuted so that rope pairs neighbouring dims, whatever the checkpoint did. Llama 3's rope scaling comes
-as the tensor rope_freqs.weight.
+arXiv:2401.04088. GGUF files of this family hold q and k with their rows permuted so that rope pairs neighbouring dims,
+whatever the checkpoint did. Llama 3's rope scaling comes as the tensor rope_freqs.weight.
 """
 
 from __future__ import annotations

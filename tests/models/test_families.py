@@ -19,7 +19,7 @@ import pytest
 from corerun import Runner
 from families import Case
 
-from pyedge import _core
+from pyedge import LLM, _core
 from pyedge.models import Plan, build_plan
 from pyedge.models.plan import Op
 
@@ -57,6 +57,16 @@ def test_logits(write: Write, name: str) -> None:
     assert np.abs(rows_of(case, whole) - case.values).max() < TOLERANCE
     if runner.plan.pooling is None:
         assert np.array_equal(runner.run(case.tokens, cuts=range(1, len(case.tokens))), whole), "token by token"
+
+
+@pytest.mark.parametrize(("name", "max_model_len"), [("phi3-short", 16), ("phi3-long", 17), ("phi3-long", None)])
+def test_the_context_asked_for_chooses_rope_factors(tmp_path: Path, name: str, max_model_len: int | None) -> None:
+    case, tokens = families.load(name), [*map(chr, range(33, 92)), "AB"]
+    tokenizer = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1] * 60, "merges": ["A B"]}
+    path = familygguf.write(tmp_path / "m.gguf", case, tokenizer=tokenizer)
+    with LLM(path, max_model_len=max_model_len, precision="f32") as llm:
+        few = case.tokens[:14]
+        assert np.abs(llm.logits(few) - case.values[:14]).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("types", ["Q8_0", "Q4_0"])
