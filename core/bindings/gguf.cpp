@@ -151,7 +151,9 @@ static pe_kv find_or_raise(const Gguf &g, std::string_view key) {
 
 static py::list get_bytes(const Gguf &g, std::string_view key) {
     const pe_kv kv = find_or_raise(g, key);
-    if (kv.type != PE_GGUF_STRING) raise_model_error(g.path() + ": key '" + std::string(key) + "' must hold strings");
+    if (kv.type != PE_GGUF_STRING)
+        raise_model_error(g.path() + ": key '" + std::string(key) +
+                          "' must hold strings; the file is badly written, convert the model again");
     return elements(kv, true);
 }
 

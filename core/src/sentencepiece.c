@@ -92,7 +92,8 @@ enum {
 // follows its links unchecked, so all that can be reached must lie inside: from node i it goes to i ^ offset(i) ^ byte.
 // https://github.com/s-yata/darts-clone has the layout of a unit.
 static pe_status check_charsmap(const uint8_t *map, size_t len, pe_error *err) {
-    static const char damaged[] = "the normalization rules (precompiled_charsmap) are damaged; convert the model again";
+    static const char damaged[] =
+        "tokenizer.ggml.precompiled_charsmap: the normalization rules are damaged; convert the model again";
     if (len == 0) return PE_OK;
     if (len < 4) return pe_fail(err, PE_ERR_FILE, NULL, damaged);
     const uint32_t trie = unit_at(map, 0);
@@ -126,7 +127,8 @@ pe_status pe_sentencepiece_write(const pe_sentencepiece *pieces, int64_t n, cons
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(pieces[i].score))
             return pe_fail(err, PE_ERR_FILE, NULL,
-                           "the score of token %lld is no finite number; the file is damaged, convert the model again",
+                           "tokenizer.ggml.scores: the score of token %lld is no finite number; the file is damaged, "
+                           "convert the model again",
                            (long long)i);
         put_piece(&s, &pieces[i]);
     }

@@ -68,8 +68,6 @@ class SentencePieceTokenizer:
                 library = sentencepiece.SentencePieceProcessor()
                 library.LoadFromSerializedProto(model)
                 return library
-            except ModelError as error:
-                raise ModelError(f"tokenizer.ggml: {error}") from None
             except (RuntimeError, OSError) as error:
                 if second_try:
                     said = " ".join(str(error).split())[:200]

@@ -34,6 +34,7 @@ SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperat
 
 SPACE = "\u2581"  # what a space is in the pieces of some vocabularies
 _LONGEST = 256  # characters of a special text that is looked for
+_LARGEST = 2_000_000  # characters of all of them: a second of compiling for each million
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SPACES = re.compile(r"\s*")
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
@@ -169,6 +170,12 @@ class SpecialTokens:
         self.control = vocabulary.texts_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self._user_defined = vocabulary.texts_of(TokenType.USER_DEFINED)
         self._all = self._user_defined | self.control
+        size = sum(map(len, self._all))
+        if size > _LARGEST:
+            raise ModelError(
+                f"tokenizer.ggml.token_type: the {len(self._all)} special tokens have {size} characters; {_LARGEST} "
+                "is the most there may be; the file is damaged, convert the model again"
+            )
         # At once, while a model's weights are being loaded by another thread: Gemma has 6,000 of these, 50 ms.
         self._all_pattern = re.compile(longest_of(self._all))
 

@@ -367,6 +367,14 @@ def test_a_thousand_special_tokens_cost_little(make: Make, metadata: dict[str, A
         assert time.process_time() - start < 5
 
 
+def test_the_size_of_special_tokens_is_bounded(make: Make, metadata: dict[str, Any]) -> None:
+    more = [f"{i:0200}" for i in range(10_001)]
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    with pytest.raises(ModelError, match=r"the 10007 special tokens have 200\d+ characters; 2000000 is the most"):
+        make(tokens=[*tokens, *more], token_type=[*types, *[3] * len(more)])
+    make(tokens=[*tokens, *more], token_type=[*types, *[1] * len(more)])
+
+
 def test_importing_it_imports_no_library() -> None:
     code = (
         "import sys, pyedge.tokenizers as t; t.Tokenizer; t.StopMatcher;"
