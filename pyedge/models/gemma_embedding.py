@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gemma-embedding",)
 IGNORED = ()
+_DENSE = ("dense_2", "dense_3")
 
 
 @dataclass(frozen=True)
 class GemmaEmbeddingHParams(Gemma3HParams):
-    dense: tuple[str, ...]  # the linear layers that the file has
+    dense: tuple[str, ...]  # the linear layers, where the file has them
 
 
 def hparams(gguf: _core.Gguf, architecture: str) -> GemmaEmbeddingHParams:
@@ -30,8 +31,8 @@ def hparams(gguf: _core.Gguf, architecture: str) -> GemmaEmbeddingHParams:
     pooling = Pooling.MEAN if h.pooling is None else h.pooling
     # The file counts the tokens on both sides together, without the one they are seen from.
     h = replace(h, windows=tuple(n // 2 + 1 if n else 0 for n in h.windows), pooling=pooling)
-    dense = tuple(name for name in ("dense_2", "dense_3") if gguf.tensor_index(f"{name}.weight") >= 0)
-    return GemmaEmbeddingHParams(**vars(h), dense=dense)
+    has_dense = any(gguf.tensor_index(f"{name}.weight") >= 0 for name in _DENSE)
+    return GemmaEmbeddingHParams(**vars(h), dense=_DENSE if has_dense else ())
 
 
 def build(p: PlanBuilder, h: GemmaEmbeddingHParams) -> None:

@@ -84,5 +84,5 @@ def test_missing_tensors(tmp_path: Path) -> None:
     for name in ("position_embd.weight", "blk.1.layer_output_norm.weight", "blk.0.attn_k.weight"):
         with pytest.raises(ModelError, match=f"{name}: tensor missing"):
             plan_of(tmp_path, "bert-mean", drop=(name,))
-    with pytest.raises(ModelError, match=r"dense_3: 64 wide|dense_3.weight: 96 columns"):
+    with pytest.raises(ModelError, match=r"dense_2.weight: tensor missing"):
         plan_of(tmp_path, "gemma-embedding", drop=("dense_2.weight",))
