@@ -202,6 +202,11 @@ FILES: dict[str, File] = {
         ]
     },
     "context_length 0": File(with_metadata(llama__context_length=(U32, 0)), None),
+    "weights in a format without kernels": File(with_tensor(3, type=26), r"blk\.0\.attn_q\.weight' is I32", "run"),
+    "weights in a format that was dropped": File(with_tensor(3, type=31), "attn_q.weight.*Q4_0_4_4 .*take the Q4_0"),
+    "weights in an unknown format": File(
+        with_tensor(3, type=9999), "attn_q.weight.*number 9999 .*another quantization"
+    ),
     "a missing tensor": File(without_tensor("blk.1.ffn_up.weight"), r"blk\.1\.ffn_up", "run"),
     "no architecture": File(with_metadata(general__architecture=None), "general.architecture", "run"),
     "an unknown architecture": File(
