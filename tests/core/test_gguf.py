@@ -321,7 +321,17 @@ def refusal(path: Path) -> str:
         (struct.pack("<Q", 80) + b'{"__metadata__":{}}' + bytes(100), "safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         (b"<!DOCTYPE html><html></html>", "web page"),
+        (b"\xef\xbb\xbf\n <html>", "web page"),
         (b'{"error": "not found"}', "JSON"),
+        (b"Entry not found", "server's error message"),
+        (b"Invalid username or password.", "server's error message"),
+        (bytes(4096), "begins with zeros.*pull it again"),
+        (b"\x80\x02" + bytes(100), "pickle"),
+        (b"\x93NUMPY" + bytes(100), "numpy array"),
+        (b"\x7fELF" + bytes(100), "program"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "archive"),
+        (bytes(257) + b"ustar" + bytes(250), "archive"),
+        (b"\x1c\0\0\0TFL3" + bytes(100), "TensorFlow Lite"),
         (gguf_bytes(KV, TENSORS, order=">"), "big-endian.*byte order"),
         (gguf_bytes(KV, TENSORS, order=">", version=2), "big-endian.*byte order"),
         (gguf_bytes(KV, TENSORS, magic=b"FUGG", order=">"), "big-endian.*byte order"),
@@ -555,6 +565,14 @@ def test_plausible_counts_are_not_believed(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", [], n_kv=131072, n_tensors=131072)
     os.truncate(path, 8 << 30)
     assert "empty key" in refusal(path)
+
+
+def test_metadata_have_a_limit_in_bytes(tmp_path: Path) -> None:
+    """A sparse file has room for any text; what would be read of it is bounded."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes([("x", STRING, Raw(length(300 << 20)))]))
+    os.truncate(path, 8 << 30)
+    assert "takes over 268435456 bytes" in refusal(path)
 
 
 # ---- mutations -------------------------------------------------------------------------------------------------------
