@@ -128,3 +128,21 @@ def test_closing_a_stream(llm: LLM) -> None:
         check_nothing_stays(llm)
         if where is None:
             return
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    keys = {"llama.pooling_type": 3}
+    path = write_tiny_llama(tmp_path / "m.gguf", types="Q8_0", n_layer=1, context=64, keys=keys, tied=True)
+    texts = [FIRST, {"prompt_token_ids": TOKENS}, SECOND]
+    with LLM(path, kv_memory="1MB", threads=1, page_size=8, max_sequences=2, step_tokens=4) as llm:
+        wanted = llm.embed(texts)
+        for at in count(1):
+            where = interrupted(at, lambda: llm.embed(texts))
+            done: list[np.ndarray] = []
+            thread = threading.Thread(target=lambda: done.append(llm.embed(texts)), daemon=True)  # noqa: B023
+            thread.start()
+            thread.join(20)
+            assert done, f"it is stuck: {where}"
+            assert np.array_equal(done[0], wanted), where
+            if where is None:
+                return
