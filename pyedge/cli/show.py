@@ -67,7 +67,8 @@ def command(model: str, check: bool, as_json: bool) -> None:
         "context": None if length is None else f"{length} tokens",
         "quantization": f"{quantization} ({types})" if quantization else types,
         "tokenizer": facts["tokenizer"],
-        "chat template": "yes" if facts["chat_template"] else "no: it runs raw",
+        "embeds": "yes: it generates no text" if facts["embeds"] else None,
+        "chat template": None if facts["embeds"] else "yes" if facts["chat_template"] else "no: it runs raw",
     }
     for label, value in lines.items():
         if value:
@@ -81,6 +82,7 @@ def _contents(gguf: _core.Gguf) -> dict[str, Any]:
     """What the file says of its model. A stranger wrote it: what has a wrong type counts as not given."""
     architecture = _text(gguf, "general.architecture")
     length = gguf.get(f"{architecture}.context_length")
+    pooling = gguf.get(f"{architecture}.pooling_type")
     file_type = gguf.get("general.file_type")
     types: Counter[str] = Counter()
     parameters = 0
@@ -98,6 +100,7 @@ def _contents(gguf: _core.Gguf) -> dict[str, Any]:
         "quantization": FILE_TYPES.get(file_type) if isinstance(file_type, int) else None,
         "types": dict(types.most_common()),
         "tokenizer": _text(gguf, "tokenizer.ggml.model"),
+        "embeds": isinstance(pooling, int) and not isinstance(pooling, bool) and pooling > 0,
         "chat_template": _text(gguf, "tokenizer.chat_template") is not None,
     }
 

@@ -308,6 +308,14 @@ def test_a_file_is_shown(tmp_path: Path, content: bytes) -> None:
     assert checked["sha256"] == hashlib.sha256(content).hexdigest()
 
 
+def test_a_model_that_embeds_says_so(tmp_path: Path) -> None:
+    for pooling, embeds in ((3, True), (0, False), (None, False), (True, False)):
+        path = write_tiny_llama(tmp_path / "m.gguf", keys={"llama.pooling_type": pooling})
+        assert json.loads(run("show", str(path), "--json").stdout)["embeds"] is embeds
+        lines = [line.split()[0] for line in run("show", str(path)).stdout.splitlines()]
+        assert ("embeds" in lines, "chat" in lines) == (embeds, not embeds)
+
+
 def test_damage_is_found(content: bytes) -> None:
     run("pull", NAME)
     path = store.installed(NAME)
