@@ -20,6 +20,11 @@ from pathlib import Path
 ISAS: dict[str, list[str]] = {"scalar": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     ISAS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    ISAS["avx512"] = [*ISAS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+
+# Kernels that take another set's vocabulary, and only the flags from their own. Attention steps through heads and pages
+# by whole vectors, and both may be 8 wide.
+BORROWED = {("avx512", "attention"): "avx2"}
 
 # -fno-tree-ter: gcc otherwise sinks each product of a tile to its use, past the sixteen registers there are, and spills
 # them (98 vector accesses to the stack in the u4 tile of 4 tokens, 26 without, most of them outside its main loop).
@@ -47,9 +52,9 @@ def compile_all(
     c = [*cc, *COMMON, *C_FLAGS, f"-I{core / 'include'}", f"-I{core / 'src'}", *isa_defines(), *extra]
     jobs = [(s, out / "core" / f"{s.stem}.o", c) for s in sorted((core / "src").glob("*.c"))]
     for isa, flags in ISAS.items():
-        vocabulary = [f"-I{core / 'src' / 'isa' / isa}", f"-DPE_ISA={isa}", *flags]
         for s in sorted((core / "src" / "cpu").glob("*.c")):
-            jobs.append((s, out / isa / f"{s.stem}.o", [*c, *vocabulary]))
+            vocabulary = core / "src" / "isa" / BORROWED.get((isa, s.stem), isa)
+            jobs.append((s, out / isa / f"{s.stem}.o", [*c, f"-I{vocabulary}", f"-DPE_ISA={isa}", *flags]))
     if bindings:
         cpp = [*cxx, *COMMON, *CXX_FLAGS, f"-I{core / 'include'}", *(f"-isystem{i}" for i in includes), *extra]
         jobs += [(s, out / "bindings" / f"{s.stem}.o", cpp) for s in sorted((core / "bindings").glob("*.cpp"))]

@@ -9,11 +9,17 @@ extern const pe_kernels pe_kernels_scalar;
 #ifdef PE_HAVE_AVX2
 extern const pe_kernels pe_kernels_avx2;
 #endif
+#ifdef PE_HAVE_AVX512
+extern const pe_kernels pe_kernels_avx512;
+#endif
 
 static const pe_kernels *const sets[] = {
     &pe_kernels_scalar,
 #ifdef PE_HAVE_AVX2
     &pe_kernels_avx2,
+#endif
+#ifdef PE_HAVE_AVX512
+    &pe_kernels_avx512,
 #endif
 };
 enum { N_SETS = sizeof sets / sizeof sets[0] };

@@ -72,7 +72,8 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
                         const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
                         vf *sum) {
     const uint8_t *unit = block + units_at(scales) + u * unit_bytes(cls);
-    const int zero = pe_scales_have_m(scales) ? 0 : pe_class_zero(cls);  // 0 or a power of two
+    // What the stored integers are above those that are meant, 0 or a power of two; no class has both reasons.
+    const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
     vf d = load_d(scales, block);
     vi s[TOKENS_PER_TILE];
     if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product

@@ -20,6 +20,12 @@ PE_INLINE void dot_group(const pe_class cls, const uint8_t *unit, int g, int8_t 
     }
 }
 
+// What dot() adds to the integers of a class: nothing here.
+PE_INLINE int dot_offset(const pe_class cls) {
+    (void)cls;
+    return 0;
+}
+
 // s[r] = sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k].
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {

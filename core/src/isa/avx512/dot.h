@@ -1,0 +1,72 @@
+// Integer dot products of one unit (32 k of 16 lanes) with R tokens, by VNNI: unsigned lanes times signed activations, four
+// of them summed into 32 bits at once. A group is 4 k: 64 bytes, byte 4 * lane + c.
+#ifndef PE_DOT_H
+#define PE_DOT_H
+
+#include "cpu/cpu.h"
+
+PE_INLINE vi dot_bcast4(const int8_t *p) {
+    int32_t v;
+    memcpy(&v, p, sizeof v);
+    return _mm512_set1_epi32(v);
+}
+
+PE_INLINE vi dot_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+
+// Bits of bytes moved to where `mask` wants them: left for shift > 0, right for shift < 0.
+PE_INLINE vi dot_bits(vi x, int shift, int mask) {
+    const vi moved = shift > 0   ? _mm512_slli_epi16(x, (unsigned)shift)
+                     : shift < 0 ? _mm512_srli_epi16(x, (unsigned)-shift)
+                                 : x;
+    return _mm512_and_si512(moved, _mm512_set1_epi8((char)mask));
+}
+
+// What is added to the integers of a class, so that they are unsigned: a power of two, or 0.
+PE_INLINE int dot_offset(const pe_class cls) {
+    return cls == PE_CLASS_I8 || cls == PE_CLASS_IQ4 || cls == PE_CLASS_FP4 ? 128 : 0;
+}
+
+// The integers of group g of a unit (the layout is cpu.h's) and their offset.
+PE_INLINE vi dot_group(const pe_class cls, const uint8_t *unit, int g) {
+    const vi offset = _mm512_set1_epi8((char)128);  // to add it is to turn the highest bit over
+    if (cls == PE_CLASS_I8) return _mm512_xor_si512(dot_load(unit + 64 * g), offset);
+    if (cls == PE_CLASS_U2 || cls == PE_CLASS_U3) {
+        const vi low = dot_bits(dot_load(unit + 64 * (g / 4)), -2 * (g & 3), 3);
+        return cls == PE_CLASS_U2 ? low : _mm512_or_si512(low, dot_bits(dot_load(unit + PAIRS), 2 - g, 4));
+    }
+    const vi low = dot_bits(dot_load(unit + 64 * (g / 2)), -4 * (g & 1), 15);
+    if (cls == PE_CLASS_U5) return _mm512_or_si512(low, dot_bits(dot_load(unit + NIBBLES), 4 - g, 16));
+    if (cls == PE_CLASS_U6)
+        return _mm512_or_si512(low, dot_bits(dot_load(unit + NIBBLES + 64 * (g / 4)), 4 - 2 * (g & 3), 48));
+    if (cls == PE_CLASS_U4) return low;
+    static const int8_t iq4[16] = PE_IQ4_VALUES, fp4[16] = PE_MXFP4_VALUES;
+    const __m128i table = _mm_loadu_si128((const __m128i *)(cls == PE_CLASS_IQ4 ? iq4 : fp4));
+    return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_broadcast_i32x4(table), offset), low);
+}
+
+// s[r] = sum over the 32 k of (w + offset)[lane, k] * q[r, k], or with `sub` [2] of
+// sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
+PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
+                   vi *s) {
+    vi half[4];
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        const vi w = dot_group(cls, unit, g);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const bool first = sub ? g % 4 == 0 : g == 0;
+            half[r] = _mm512_dpbusd_epi32(first ? vi_zero() : half[r], w, dot_bcast4(q[r] + k + 4 * g));
+            if (sub && g == 3) s[r] = _mm512_mullo_epi32(half[r], sub[0]);
+            if (sub && g == 7) s[r] = _mm512_add_epi32(s[r], _mm512_mullo_epi32(half[r], sub[1]));
+            if (!sub && g == 7) s[r] = half[r];
+        }
+    }
+}
+
+// x0 * the sum of the unit's first 16 q + x1 * the sum of its last 16; halves: both sums, as in pe_act_block.
+PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
+    const vi both = _mm512_or_si512(_mm512_slli_epi32(x1, 16), _mm512_and_si512(x0, _mm512_set1_epi32(0xffff)));
+    return _mm512_madd_epi16(both, _mm512_set1_epi32(halves));
+}
+
+#endif
