@@ -27,6 +27,7 @@ from pyedge.engine.sampling_params import SamplingParams, shown
 from pyedge.engine.token_ids import checked_ids
 from pyedge.models import build_plan
 from pyedge.tokenizers import Tokenizer
+from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +76,7 @@ class LLM:
     step_tokens     computed at most in one step: what a prompt is cut into; at least max_sequences. An encoder takes
                     a whole text in a step, however many these are
     page_size       tokens per KV page: 8, 16 or 32
+    pre             how a BPE tokenizer cuts words, by a name of `tokenizer.ggml.pre`; None: as the file says
 
     A forked process may use a model that was at rest when it was forked; one at work there must be loaded again.
     """
@@ -93,6 +95,7 @@ class LLM:
         max_sequences: int = 64,
         step_tokens: int = 512,
         page_size: int = 16,
+        pre: str | None = None,
     ) -> None:
         if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
             raise ValueError(f"model must be a path or a name, not {shown(model)}")
@@ -115,12 +118,16 @@ class LLM:
         page_size = _integer("page_size", page_size, 1)
         if page_size not in PAGE_SIZES:
             raise ValueError(f"page_size must be 8, 16 or 32, not {page_size}")
+        if pre is not None and (not isinstance(pre, str) or pre not in PRE_TOKENIZERS):
+            raise ValueError(
+                f"pre {shown(pre)} is not known; pyedge.tokenizers.pretokenizers.PRE_TOKENIZERS has the names"
+            )
 
         self.path = store.resolve(model, pull=True)
         start = time.perf_counter()
         with _core.Gguf(self.path) as gguf, ThreadPoolExecutor(1) as other_thread:
             # Packing weights leaves Python free meanwhile, and reading a vocabulary keeps one core busy.
-            tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf)
+            tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf, pre)
             self.plan = build_plan(gguf, max_model_len)
             weights = _core.Model(gguf, self.plan.ops, precision, n_threads)
             self.tokenizer = tokenizer.result()

@@ -46,7 +46,7 @@ _OPTIONS = {  # what a message of the API calls them, and what was typed
     "max_model_len": "--ctx", "kv_memory": "--ctx", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",
     "min_p": "--min-p", "repeat_penalty": "--repeat-penalty", "max_tokens": "-n", "seed": "--seed", "stop": "--stop",
     "logprobs": "--logprobs", "threads": "--threads", "device": "--device", "precision": "--precision",
-    "kv_type": "--kv-type",
+    "kv_type": "--kv-type", "pre": "--pre",
 }  # fmt: skip
 
 

@@ -34,6 +34,16 @@ def _late(ask: Callable[[ModuleType], click.ParamType[Any]]) -> Callable[[str], 
     return convert
 
 
+def _pre(value: str) -> str:
+    """A name of the table that the tokenizers have, which `--help` has no need of."""
+    from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
+
+    return click.Choice(sorted(PRE_TOKENIZERS)).convert(value, None, None)
+
+
+pre_option = click.option(
+    "--pre", type=_pre, metavar="NAME", help="How words are cut, as in tokenizer.ggml.pre. [as the file says]"
+)
 _MODEL = [
     click.option("--ctx", type=click.IntRange(min=2), metavar="N", help="Context length in tokens. [the model's own]"),
     click.option(
@@ -55,6 +65,7 @@ _MODEL = [
         metavar="[fast|f32]",
         help="f32: the float reference path. [fast]",
     ),
+    pre_option,
 ]
 _SAMPLING = [
     click.option(
@@ -71,6 +82,7 @@ _SAMPLING = [
 
 _MODEL_NAMES = {  # of an option, and in the API
     "ctx": "max_model_len", "kv_type": "kv_type", "threads": "threads", "device": "device", "precision": "precision",
+    "pre": "pre",
 }  # fmt: skip
 _SAMPLING_NAMES = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "stop", "logprobs",
@@ -78,7 +90,7 @@ _SAMPLING_NAMES = (
 
 
 def model_options(f: F) -> F:
-    """--ctx --kv-type --threads --device --precision"""
+    """--ctx --kv-type --threads --device --precision --pre"""
     for option in reversed(_MODEL):
         f = option(f)
     return f

@@ -7,7 +7,7 @@ import json
 import click
 
 from pyedge.cli import verbose
-from pyedge.cli.options import locate
+from pyedge.cli.options import locate, pre_option
 from pyedge.cli.streams import read_input, text_of
 
 EXAMPLES = """\b
@@ -25,7 +25,8 @@ Examples:
 @click.option("--special", is_flag=True, help="Parse control tokens that the text writes out; else they are text.")
 @click.option("--no-bos", is_flag=True, help="Do not begin with the model's begin-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: ids and pieces.")
-def command(model: str, text: str, only_ids: bool, special: bool, no_bos: bool, as_json: bool) -> None:
+@pre_option
+def command(model: str, text: str, only_ids: bool, special: bool, no_bos: bool, as_json: bool, pre: str | None) -> None:
     """Turn TEXT (`-`: standard input, every byte of it) into MODEL's tokens: one per line, its id and its text.
 
     Bytes of a piece that are no character by themselves are written as \\xNN.
@@ -39,7 +40,7 @@ def command(model: str, text: str, only_ids: bool, special: bool, no_bos: bool, 
     from pyedge.tokenizers import Tokenizer
 
     with _core.Gguf(path) as gguf:
-        tokenizer = Tokenizer.from_gguf(gguf)
+        tokenizer = Tokenizer.from_gguf(gguf, pre)
     ids = tokenizer.encode(text, special=special, bos=False if no_bos else None)
     if only_ids:
         click.echo(" ".join(map(str, ids)))

@@ -102,6 +102,8 @@ class Tokenizer:
                 f"tokenizer.ggml.model: {str(model)[:40]!r} is not supported, only {', '.join(_KINDS)} are; "
                 "use a model with one of these"
             )
+        if pre is not None and _KINDS[model] is not BpeTokenizer:
+            raise ValueError(f"pre {pre!r:.80} has no meaning for this model's tokenizer, {model!r}; leave it out")
         vocabulary = Vocabulary.from_gguf(gguf)
         return cls(
             vocabulary,

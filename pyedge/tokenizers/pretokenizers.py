@@ -163,5 +163,6 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     except KeyError:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelError(
-            f"tokenizer.ggml.pre: {name[:40]!r} is not known; if it cuts words like one of {known}, say --pre NAME"
+            f"tokenizer.ggml.pre: {name[:40]!r} is not known; if it cuts words like one of {known}, say --pre NAME "
+            "(in Python, pre=NAME)"
         ) from None

@@ -85,6 +85,11 @@ def test_a_model_without_a_template_runs_raw_with_a_note(bare: Path) -> None:
     assert result.stdout == run(bare, PROMPT, "--raw", *GREEDY).stdout
 
 
+def test_words_are_cut_as_asked(tiny: Path, tmp_path: Path) -> None:
+    odd = write_tiny_llama(tmp_path / "m.gguf", keys={"tokenizer.ggml.pre": "nonesuch"})
+    assert run(odd, PROMPT, *GREEDY, "--pre", "gpt-2").stdout == run(tiny, PROMPT, *GREEDY).stdout
+
+
 def test_raw_has_no_system_message(tiny: Path) -> None:
     assert run(tiny, PROMPT, "--raw", "--system", "S").exit_code == 2
 

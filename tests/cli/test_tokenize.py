@@ -50,6 +50,15 @@ def test_pieces_are_what_tokens_stand_for(tiny: Path) -> None:
     assert "'\\n'" in run(str(tiny), "\n").stdout
 
 
+def test_words_are_cut_as_asked_where_the_file_names_no_known_way(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    odd = write_tiny_llama(tmp_path / "m.gguf", keys={"tokenizer.ggml.pre": "nonesuch"})
+    refused = run(str(odd), TEXT)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "--pre NAME" in refused.stderr
+    assert run(str(odd), TEXT, "--pre", "gpt-2", "--ids").stdout.split() == [str(i) for i in tokenizer.encode(TEXT)]
+    assert run(str(odd), TEXT, "--pre", "nonesuch").exit_code == 2
+
+
 def test_standard_input_is_taken_whole(tiny: Path, tokenizer: Tokenizer) -> None:
     for text in ("", "a\n", "a\r\n\n", TEXT):
         wanted = tokenizer.encode(text)

@@ -244,6 +244,7 @@ WRONG_OPTIONS: list[tuple[str, list[Any], str]] = [
     ("max_sequences", ["8", 8.0, None], "max_sequences must be an integer"),
     ("step_tokens", [0, -1, 65537, 2**40], "step_tokens must be from 1 to 65536"),
     ("step_tokens", ["8", 8.0, None], "step_tokens must be an integer"),
+    ("pre", ["nonesuch", "", 5, LARGE], "pre .* is not known"),
     ("step_tokens", [8], r"step_tokens \(8\) must be at least max_sequences \(64\)"),
 ]
 

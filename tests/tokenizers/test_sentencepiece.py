@@ -48,6 +48,11 @@ def tokenizer(kind: str, **changes: Any) -> Tokenizer:
     return Tokenizer.from_gguf({**metadata_of(model(kind)), **{f"tokenizer.ggml.{k}": v for k, v in changes.items()}})
 
 
+def test_a_way_to_cut_words_is_refused_where_none_are_cut() -> None:
+    with pytest.raises(ValueError, match="pre 'gpt-2' has no meaning for this model's tokenizer, 'llama'"):
+        Tokenizer.from_gguf(metadata_of(model(next(iter(KINDS)))), "gpt-2")
+
+
 # ---- Ids and texts ---------------------------------------------------------------------------------------------------
 
 
