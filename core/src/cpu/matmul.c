@@ -8,8 +8,9 @@
 enum {
     BLOCK_VECTORS = PE_ACT_BLOCK / VL,
     TOKENS_PER_TILE = 4,
-    PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
-    PREFETCH = 1152,    // bytes ahead in each stream
+    PANELS_OF_ONE = 4,   // panels a lone token reads at once: as many streams from memory
+    PANELS_OF_MANY = 2,  // of floats, for a full tile of tokens: sums enough to hide an fma's latency, none spilled
+    PREFETCH = 1152,     // bytes ahead in each stream
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -226,6 +227,7 @@ typedef void tile_fn(const pe_weight *w, const pe_act *a, const float *bias, int
 typedef struct tiles {
     tile_fn *tokens[TOKENS_PER_TILE];  // 1 to 4 tokens, one panel
     tile_fn *streams;                  // one token, PANELS_OF_ONE panels
+    tile_fn *wide;                     // TOKENS_PER_TILE tokens, PANELS_OF_MANY panels; NULL: one panel is as fast
 } tiles;
 
 #define INTEGER_TILES(name, cls, scales)                  \
@@ -234,14 +236,15 @@ typedef struct tiles {
     INTEGER_TILE(name##_3, cls, scales, 3, 1)             \
     INTEGER_TILE(name##_4, cls, scales, 4, 1)             \
     INTEGER_TILE(name##_s, cls, scales, 1, PANELS_OF_ONE) \
-    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
-#define FLOAT_TILES(name, cls)                  \
-    FLOAT_TILE(name##_1, cls, 1, 1)             \
-    FLOAT_TILE(name##_2, cls, 2, 1)             \
-    FLOAT_TILE(name##_3, cls, 3, 1)             \
-    FLOAT_TILE(name##_4, cls, 4, 1)             \
-    FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE) \
-    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s};
+    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s, NULL};
+#define FLOAT_TILES(name, cls)                                 \
+    FLOAT_TILE(name##_1, cls, 1, 1)                            \
+    FLOAT_TILE(name##_2, cls, 2, 1)                            \
+    FLOAT_TILE(name##_3, cls, 3, 1)                            \
+    FLOAT_TILE(name##_4, cls, 4, 1)                            \
+    FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE)                \
+    FLOAT_TILE(name##_w, cls, TOKENS_PER_TILE, PANELS_OF_MANY) \
+    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s, name##_w};
 
 // The pairs of class and scales that formats.def has.
 // clang-format off
@@ -274,8 +277,12 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
     int64_t p = p0;
     if (t1 - t0 == 1)
         for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, t0, p, y, ldy);
+    const int64_t full = tile->wide ? t0 + (t1 - t0) / TOKENS_PER_TILE * TOKENS_PER_TILE : t0;
+    const int64_t wide = full > t0 ? p + (p1 - p) / PANELS_OF_MANY * PANELS_OF_MANY : p;
+    for (int64_t i = p; i < wide; i += PANELS_OF_MANY)
+        for (int64_t t = t0; t < full; t += TOKENS_PER_TILE) tile->wide(w, a, bias, t, i, y, ldy);
     for (; p < p1; p++)
-        for (int64_t t = t0; t < t1; t += TOKENS_PER_TILE) {
+        for (int64_t t = p < wide ? full : t0; t < t1; t += TOKENS_PER_TILE) {
             const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;
             tile->tokens[n - 1](w, a, bias, t, p, y, ldy);
         }
