@@ -50,7 +50,7 @@ def build_plan(gguf: _core.Gguf, max_model_len: int | None = None) -> Plan:
     try:
         architecture = gguf.get("general.architecture")
         if architecture is None:
-            raise ModelError("general.architecture: missing; the file does not say what model it holds")
+            raise ModelError("general.architecture: missing, so the file does not say what model it holds; get another")
         if not isinstance(architecture, str) or (family := _families().get(architecture)) is None:
             known = ", ".join(architectures())
             raise ModelError(f"general.architecture: {architecture!r:.80} is not supported; supported: {known}")

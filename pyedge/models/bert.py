@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pyedge.models")
 
 ARCHITECTURES = ("bert", "nomic-bert")
-IGNORED: tuple[str, ...] = ()
+IGNORED = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def hparams(gguf: _core.Gguf, architecture: str) -> BertHParams:
     h = read(gguf, architecture, "attention.causal", eps="attention.layer_norm_epsilon")
     keys = Keys(gguf, architecture)
     if keys.value("attention.causal") is True:
-        raise keys.fail("attention.causal", True, "is not supported for an encoder, whose tokens see the whole text")
+        raise keys.lacks("attention.causal", True, "is not supported for an encoder, whose tokens see the whole text")
     if h.pooling is None:
         log.warning("%s: not given; the mean over all tokens is assumed", keys.full("pooling_type"))
         h = replace(h, pooling=Pooling.MEAN)

@@ -38,7 +38,7 @@ def read(keys: Keys, d_ff: int) -> Experts:
     for key, computed in _COMPUTED.items():
         value = keys.value(key)
         if value is not None and value not in computed:
-            raise keys.fail(key, value, f"is not supported for {keys.architecture}, and changes its output")
+            raise keys.changes_output(key, value)
     n_experts = keys.integer("expert_count", 1, _MAX_EXPERTS)
     n_used = keys.integer("expert_used_count", 1, n_experts)
     return Experts(n_experts, n_used, keys.integer("expert_feed_forward_length", 1, _MAX_D_FF, default=d_ff))

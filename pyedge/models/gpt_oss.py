@@ -1,7 +1,7 @@
-"""The gpt-oss family: gpt-oss-20b and gpt-oss-120b. arXiv:2508.10925
+"""gpt-oss 20B and 120B: sinks, windows, and experts in every layer.
 
-Every other layer, from the first on, sees a window only, and each head has a sink. Experts in every layer, usually in
-MXFP4, have biases and a clamped activation. Its YaRN does not round the ends of the ramp to whole dimensions.
+arXiv:2508.10925. Every other layer, from the first on, sees a window only, and each head has a sink. The experts,
+usually in MXFP4, have biases and a clamped activation. Its YaRN leaves the ends of the ramp between dimensions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyedge import _core
 
 ARCHITECTURES = ("gpt-oss",)
-IGNORED: tuple[str, ...] = ()
+IGNORED = ()
 
 
 @dataclass(frozen=True)

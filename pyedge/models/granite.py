@@ -33,7 +33,7 @@ def hparams(gguf: _core.Gguf, architecture: str) -> GraniteHParams:
     h = read(gguf, architecture, "attention.scale", "embedding_scale", "residual_scale", "logit_scale")
     keys = Keys(gguf, architecture)
     if keys.value("rope.scaling.finetuned") is False:  # how converters spell it
-        raise keys.fail("rope.scaling.finetuned", False, "says that nothing is rotated, which is not supported")
+        raise keys.lacks("rope.scaling.finetuned", False, "says that nothing is rotated, which is not supported")
     attention = keys.multiplier("attention.scale", none=0.0)
     return GraniteHParams(
         **vars(h),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyedge.errors import ModelError
 from pyedge.models import rope
-from pyedge.models.keys import MAX_LAYERS, Keys
+from pyedge.models.keys import CONVERT, MAX_LAYERS, Keys
 from pyedge.models.plan import Pairing, Pooling, Rope
 from pyedge.models.rope import MAX_HEAD_DIM, Rotary
 
@@ -108,7 +108,7 @@ def windows(keys: Keys, n_layers: int, *, period: int, default: int = 0) -> tupl
 def _pooling(keys: Keys) -> Pooling | None:
     kind = keys.integer("pooling_type", 0, 2**31, default=0)
     if kind not in _POOLINGS:
-        raise keys.fail("pooling_type", kind, "is not supported; 0 (none), 1 (mean), 2 (first) and 3 (last) are")
+        raise keys.lacks("pooling_type", kind, "is not supported, only 0 (none), 1 (mean), 2 (first) and 3 (last) are")
     return _POOLINGS[kind]
 
 
@@ -122,7 +122,7 @@ def _head_dim(keys: Keys, d_model: int, n_heads: int) -> int:
     head_dim = keys.integer("attention.key_length", 1, MAX_HEAD_DIM, default=d_model // n_heads)
     value_dim = keys.integer("attention.value_length", 1, MAX_HEAD_DIM, default=head_dim)
     if value_dim != head_dim:
-        raise keys.fail(
+        raise keys.lacks(
             "attention.value_length", value_dim, f"differs from key_length, {head_dim}, which is not supported"
         )
     return head_dim
@@ -131,14 +131,14 @@ def _head_dim(keys: Keys, d_model: int, n_heads: int) -> int:
 def _n_vocab(gguf: _core.Gguf, keys: Keys, d_model: int) -> int:
     index = gguf.tensor_index("token_embd.weight")
     if index < 0:
-        raise ModelError("token_embd.weight: tensor missing from the file; it holds no language model")
+        raise ModelError("token_embd.weight: tensor missing, so this is no language model; give one")
     columns, rows = (*gguf.tensors[index].shape, 1)[:2]
     if columns != d_model:
         raise keys.fail("embedding_length", d_model, f"is not the width of token_embd.weight, {columns}")
     key = "tokenizer.ggml.tokens"
     n_tokens = gguf.length(key) if key in gguf else 0  # what they are, the tokenizer checks
     if n_tokens > rows:
-        raise ModelError(f"{key}: {n_tokens} tokens, but token_embd.weight has only {rows} rows")
+        raise ModelError(f"{key}: {n_tokens} tokens, but token_embd.weight has only {rows} rows; {CONVERT}")
     return rows
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyedge import _core
 
 MAX_LAYERS = 4096
+CONVERT = "convert the model again"  # what to do about a file that was badly made
 
 # Keys that change the output of any model that has them, with the values that change nothing.
 CHANGES_OUTPUT: dict[str, tuple[Any, ...]] = {
@@ -58,21 +59,29 @@ class Keys:
         return f"{self.architecture}.{key}"
 
     def fail(self, key: str, value: object, why: str) -> ModelError:
-        return ModelError(f"{self.full(key)}: {_short(value)} {why}")
+        """Of a value that cannot be right."""
+        return ModelError(f"{self.full(key)}: {_short(value)} {why}; {CONVERT}")
+
+    def lacks(self, key: str, value: object, why: str = "is not supported") -> ModelError:
+        """Of a value that may well be right, and that nothing here computes."""
+        return ModelError(f"{self.full(key)}: {_short(value)} {why}; take another model, or a newer pyedge")
+
+    def missing(self, key: str) -> ModelError:
+        return ModelError(f"{self.full(key)}: missing, and every {self.architecture} model needs this key; {CONVERT}")
 
     def value(self, key: str) -> Any:
         """The raw value, None if absent. A list of equal values (one per layer) counts as that value."""
         value = self._raw(key)
         if isinstance(value, list):
             if not value or any(v != value[0] for v in value):
-                raise self.fail(key, value, "varies by layer, which is not supported")
+                raise self.lacks(key, value, "varies by layer, which is not supported")
             return value[0]
         return value
 
     def _raw(self, key: str) -> Any:
         name = self.full(key)
         if name in self._gguf and (n := self._gguf.length(name)) > MAX_LAYERS:
-            raise ModelError(f"{name}: has {n} values, and no model has more than {MAX_LAYERS} layers")
+            raise ModelError(f"{name}: has {n} values, and no model has more than {MAX_LAYERS} layers; {CONVERT}")
         return self._gguf.get(name)
 
     def per_layer(self, key: str, n_layers: int) -> list[int] | None:
@@ -92,13 +101,16 @@ class Keys:
         for key, neutral in CHANGES_OUTPUT.items():
             value = self._raw(key) if key not in handled else None
             if value is not None and value not in neutral:
-                raise self.fail(key, value, f"is not supported for {self.architecture}, and changes its output")
+                raise self.changes_output(key, value)
+
+    def changes_output(self, key: str, value: object) -> ModelError:
+        return self.lacks(key, value, f"is not supported for {self.architecture}, and changes its output")
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         value = self.value(key)
         if value is None:
             if default is None:
-                raise ModelError(f"{self.full(key)}: missing; every {self.architecture} model needs this key")
+                raise self.missing(key)
             return default
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.fail(key, value, "is not a whole number")
@@ -111,7 +123,7 @@ class Keys:
         value = self.value(key)
         if value is None:
             if default is None:
-                raise ModelError(f"{self.full(key)}: missing; every {self.architecture} model needs this key")
+                raise self.missing(key)
             return default
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
             raise self.fail(key, value, "is not a finite number")

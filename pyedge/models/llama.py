@@ -15,7 +15,7 @@ from pyedge.models import experts
 from pyedge.models.blocks import end, gated_ffn
 from pyedge.models.experts import Experts
 from pyedge.models.hparams import HParams, read, windows
-from pyedge.models.keys import Keys
+from pyedge.models.keys import CONVERT, Keys
 from pyedge.models.plan import Pairing, PlanBuilder
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def hparams(gguf: _core.Gguf, architecture: str) -> LlamaHParams:
     keys = Keys(gguf, architecture)
     if gguf.tensor_index("blk.0.ffn_gate.0.weight") >= 0:
         raise ModelError(
-            "blk.0.ffn_gate.0.weight: experts in tensors of their own, as files of 2023 have them; "
-            "convert the model anew"
+            f"blk.0.ffn_gate.0.weight: experts in tensors of their own, as files of 2023 have them; {CONVERT}"
         )
     return LlamaHParams(
         **vars(h),

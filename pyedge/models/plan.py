@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 from pyedge import _core
 from pyedge.errors import ModelError
+from pyedge.models.keys import CONVERT
 
 if TYPE_CHECKING:
     from pyedge.models.hparams import HParams
@@ -193,9 +194,7 @@ class PlanBuilder:
         weights: list[int] = []
         widths: list[int] = []
         for name in names:
-            weight, rows, columns = self._matrix(f"{self._prefix}{name}.weight")
-            if columns != x.width:
-                raise ModelError(f"{self._prefix}{name}.weight: {columns} columns, but {x.name} is {x.width} wide")
+            weight, rows = self._product(x, name)
             weights += [weight, self._vector(f"{self._prefix}{name}.bias", rows)]
             widths.append(rows)
         labels = [self._prefix + name for name in names]
@@ -254,9 +253,13 @@ class PlanBuilder:
         scale: None for 1 / sqrt(head_dim). window: keys further away than that, the token itself counted, are not seen;
         0: all are. softcap: 0 for none. sinks: name of a vector with a score for every head."""
         h = self._state.hparams
-        for x, n, key in ((q, h.n_heads, "head_count"), (k, h.n_kv_heads, "head_count_kv"), (v, h.n_kv_heads, "")):
-            key = f"{h.architecture}.attention.{key or 'head_count_kv'}"
-            self._expect(x, n * h.head_dim, f"{key} is {n}, with heads of {h.head_dim}")
+        for x, n, key in (
+            (q, h.n_heads, "head_count"),
+            (k, h.n_kv_heads, "head_count_kv"),
+            (v, h.n_kv_heads, "head_count_kv"),
+        ):
+            because = f"{h.architecture}.attention.{key} is {n}, with heads of {h.head_dim}"
+            self._expect(x, n * h.head_dim, because)
         layer = self._state.n_layers
         self._state.n_layers += 1
         self._state.causal &= causal
@@ -304,7 +307,7 @@ class PlanBuilder:
         if (rows, columns) != (n_experts, x.width):
             raise ModelError(
                 f"{self._prefix}ffn_gate_inp.weight: [{rows}, {columns}], where {n_experts} experts and an input of "
-                f"{x.width} are expected"
+                f"{x.width} are expected; {CONVERT}"
             )
         weights = [router, self._vector(f"{self._prefix}ffn_gate_inp.bias", n_experts)]
         for name, shape in (
@@ -334,12 +337,12 @@ class PlanBuilder:
         source = name
         if tied is not None and f"{self._prefix}{name}.weight" not in self._state.index:
             source = tied
-        weight, rows, columns = self._matrix(f"{self._prefix}{source}.weight")
-        if columns != x.width:
-            raise ModelError(f"{self._prefix}{source}.weight: {columns} columns, but {x.name} is {x.width} wide")
+        weight, rows = self._product(x, source)
         if rows != self._state.hparams.n_vocab:
             n_vocab = self._state.hparams.n_vocab
-            raise ModelError(f"{self._prefix}{source}.weight: {rows} rows, but the vocabulary has {n_vocab} tokens")
+            raise ModelError(
+                f"{self._prefix}{source}.weight: {rows} rows, but the vocabulary has {n_vocab} tokens; {CONVERT}"
+            )
         weights = [weight, self._vector(f"{self._prefix}{name}.bias", rows)]
         return self._emit(
             "logits", self._prefix + name, [x], [rows], weights, n_vocab=rows, scale=scale, softcap=softcap
@@ -404,17 +407,27 @@ class PlanBuilder:
         labels = labels or [name] * len(widths)
         return tuple(Value(i, w, label, self) for i, w, label in zip(outputs, widths, labels, strict=True))
 
+    def _product(self, x: Value, name: str) -> tuple[int, int]:
+        """Tensor number and rows of the matrix that x is multiplied with."""
+        full = f"{self._prefix}{name}.weight"
+        weight, rows, columns = self._matrix(full)
+        if columns != x.width:
+            raise ModelError(f"{full}: {columns} columns, but {x.name} is {x.width} wide; {CONVERT}")
+        return weight, rows
+
     def _matrix(self, full: str, required: bool = True) -> tuple[int, int, int]:
         """Tensor number, rows and columns of a matrix or vector, which counts as read; (-1, 0, 0) if there is none."""
         index = self._state.index.get(full, -1)
         if index < 0:
             if required:
                 family = self._state.hparams.architecture
-                raise ModelError(f"{full}: tensor missing; the file is incomplete, or holds no {family} model")
+                raise ModelError(
+                    f"{full}: tensor missing; the file is incomplete or holds no {family} model, get another"
+                )
             return -1, 0, 0
         columns, rows, *higher = (*self._state.tensors[index].shape, 1)
         if any(n != 1 for n in higher):
-            raise ModelError(f"{full}: {len(higher) + 1} dimensions, where a matrix is expected")
+            raise ModelError(f"{full}: {len(higher) + 1} dimensions, where a matrix is expected; {CONVERT}")
         self._state.read.add(index)
         return index, rows, columns
 
@@ -427,7 +440,7 @@ class PlanBuilder:
             return -1
         found = tuple(reversed(self._state.tensors[index].shape))
         if found != shape:
-            raise ModelError(f"{full}: shape {list(found)}, where {list(shape)} is expected")
+            raise ModelError(f"{full}: shape {list(found)}, where {list(shape)} is expected; {CONVERT}")
         self._state.read.add(index)
         return index
 
@@ -435,7 +448,7 @@ class PlanBuilder:
         """Tensor number of a vector of `width`; -1 if the file has none."""
         index, rows, columns = self._matrix(full, required)
         if index >= 0 and (rows, columns) != (1, width):
-            raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {width} is expected")
+            raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {width} is expected; {CONVERT}")
         return index
 
     def _norm_weight(self, x: Value, name: str, group: int | None) -> tuple[int, int]:
@@ -445,7 +458,7 @@ class PlanBuilder:
         group = x.width if group is None else group
         index, rows, columns = self._matrix(full)
         if (rows, columns) not in ((1, group), (1, x.width), (x.width // group, group)):
-            raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {group} is expected")
+            raise ModelError(f"{full}: shape [{rows}, {columns}], where a vector of {group} is expected; {CONVERT}")
         return index, group
 
     def _rope_table(self, rope: Rope) -> Value:
@@ -471,4 +484,4 @@ class PlanBuilder:
 
     def _expect(self, x: Value, width: int, because: str) -> None:
         if x.width != width:
-            raise ModelError(f"{x.name}: {x.width} wide, but {because}")
+            raise ModelError(f"{x.name}: {x.width} wide, but {because}; {CONVERT}")

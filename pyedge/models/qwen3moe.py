@@ -1,7 +1,4 @@
-"""The qwen3moe family: Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B. arXiv:2505.09388
-
-Qwen3 (queries and keys are normed, head by head, before they are rotated) with experts in every layer.
-"""
+"""Qwen 3 with experts in every layer: 30B-A3B, 235B-A22B, Coder 30B-A3B. arXiv:2505.09388."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     from pyedge import _core
 
 ARCHITECTURES = ("qwen3moe",)
-IGNORED: tuple[str, ...] = ()
+IGNORED = ()
 
 
 @dataclass(frozen=True)

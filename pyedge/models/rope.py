@@ -69,13 +69,13 @@ def read(gguf: _core.Gguf, keys: Keys, head_dim: int, context_length: int) -> Ro
     """Reads and checks the `rope.*` keys; raises ModelError."""
     n_rot = keys.integer("rope.dimension_count", 1, MAX_HEAD_DIM, default=head_dim)
     if n_rot % 2:
-        raise keys.fail("rope.dimension_count", n_rot, "is odd; rotation works on pairs of dimensions")
+        raise keys.fail("rope.dimension_count", n_rot, "is odd, and rotation works on pairs of dimensions")
     if n_rot > head_dim:
         raise keys.fail("rope.dimension_count", n_rot, f"is more than a head has, {head_dim}")
     base = keys.number("rope.freq_base", 0.0, 1e12, default=10000.0)
     kind = keys.value("rope.scaling.type")
     if kind is not None and kind not in _KINDS:
-        raise keys.fail("rope.scaling.type", kind, f"is not supported; {', '.join(_KINDS)} are")
+        raise keys.lacks("rope.scaling.type", kind, f"is not supported, only {', '.join(_KINDS)} are")
     # rope.scale_linear is what early files wrote.
     factor = keys.number("rope.scaling.factor", 0.0, 1e6, keys.number("rope.scale_linear", 0.0, 1e6, default=1.0))
     magnitude = keys.number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0)
@@ -102,7 +102,7 @@ def _original_context(keys: Keys, context_length: int) -> int:
 def _yarn(keys: Keys, context_length: int) -> Yarn:
     extrapolation = keys.number("rope.scaling.yarn_ext_factor", 0.0, 1e6, default=1.0)
     if extrapolation != 1.0:
-        raise keys.fail("rope.scaling.yarn_ext_factor", extrapolation, "is not supported; only 1 is")
+        raise keys.lacks("rope.scaling.yarn_ext_factor", extrapolation, "is not supported, only 1 is")
     fast = keys.number("rope.scaling.yarn_beta_fast", 0.0, 1e6, default=32.0)
     slow = keys.number("rope.scaling.yarn_beta_slow", 0.0, 1e6, default=1.0)
     if slow > fast:
@@ -126,5 +126,7 @@ def _long_from(gguf: _core.Gguf, keys: Keys, kind: str | None, context_length: i
     if len(missing) == 2 and kind != "longrope":
         return None
     if missing:
-        raise ModelError(f"{missing[0]}: tensor missing; longrope scaling needs both {' and '.join(names)}")
+        raise ModelError(
+            f"{missing[0]}: tensor missing; longrope scaling needs both {' and '.join(names)}, get a complete file"
+        )
     return _original_context(keys, context_length)

@@ -84,7 +84,7 @@ def test_no_context_length_gets_a_default_and_says_so(
         ("attention.key_length", 2**31, "out of range"),
         ("attention.value_length", 4, "differs from key_length, 8"),
         ("context_length", 2**40, "out of range"),
-        ("rope.scaling.type", "dynamic", "not supported; none, linear, yarn, longrope are"),
+        ("rope.scaling.type", "dynamic", "not supported, only none, linear, yarn, longrope are"),
         ("rope.scaling.type", 3, "not supported"),
         ("rope.scaling.attn_factor", -1.0, "out of range"),
         ("rope.scaling.factor", -2.0, "out of range"),
