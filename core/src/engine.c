@@ -393,11 +393,10 @@ pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void *ctx, 
 pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err) {
     if (page < 0 || page >= e->options.n_pages)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page %d: there are %d", page, e->options.n_pages);
+    float row[PE_MAX_HEAD_DIM];
+    for (int i = 0; i < PE_MAX_HEAD_DIM; i++) row[i] = value;
     for (int32_t layer = 0; layer < e->model->n_layers; layer++) {
         pe_kv_view kv = pe_engine_layer(e, layer);
-        kv.table = &page;
-        float row[PE_MAX_HEAD_DIM];
-        for (int i = 0; i < PE_MAX_HEAD_DIM; i++) row[i] = value;
         // kv_write takes all heads of a token at once; here one head at a time, each seen as a layer of its own.
         const size_t head = (size_t)kv.head_dim * (size_t)kv.page_size * pe_kv_bytes(kv.type);
         const int32_t n_kv_heads = kv.n_kv_heads;
@@ -423,15 +422,14 @@ typedef struct search {
     char found[64];
 } search;
 
-// In any row of the token's piece up to it: what an earlier position holds comes to later ones through attention.
+// In any row of the token's piece that it sees: what those positions hold comes to it through attention.
 static bool look(void *ctx, const pe_plan_op *op, int32_t output, const float *data, int64_t rows, int64_t width) {
     search *s = ctx;
     (void)output;
     const pe_step *step = &s->e->step;
     for (int64_t r = 0; r < rows; r++) {
-        const bool by_rows = op->kind == PE_OP_LOGITS || op->kind == PE_OP_POOL;
-        const int32_t token = by_rows ? step->rows[r] : (int32_t)r;
-        if (step->piece_of[token] != s->piece || token > s->token) continue;
+        const int32_t token = pe_op_ends(op->kind) ? step->rows[r] : (int32_t)r;
+        if (step->piece_of[token] != s->piece || (token > s->token && !s->e->model->whole_sequences)) continue;
         for (int64_t i = 0; i < width; i++)
             if (!isfinite(data[r * width + i])) {
                 memcpy(s->found, op->name, sizeof s->found);

@@ -500,8 +500,7 @@ pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err) {
         runners[r.op->kind](&r);
         pe_pool_unlock();
         if (!inspect) continue;
-        const bool by_rows = r.op->kind == PE_OP_LOGITS || r.op->kind == PE_OP_POOL;
-        const int64_t rows = by_rows ? e->step.n_rows : e->step.n_tokens;
+        const int64_t rows = pe_op_ends(r.op->kind) ? e->step.n_rows : e->step.n_tokens;
         bool stop = false;
         for (int32_t k = 0; k < r.op->n_outputs; k++)
             stop |= inspect(ctx, r.op, k, out(&r, k), rows, r.m->widths[r.op->outputs[k]]);

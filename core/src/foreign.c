@@ -9,6 +9,7 @@ static const char ARCHIVE[] = "this is a compressed archive; unpack it, and give
 static const char PICKLE[] =
     "this is a Python pickle (an old PyTorch checkpoint), not GGUF; get a GGUF file of this model";
 static const char PROGRAM[] = "this is a program, not a model; give the path of a .gguf file";
+static const char ANSWER[] = "this is a server's error message, not a model; check the address and pull it again";
 static const char IMAGE[] = "this is a picture or a document, not a model; give the path of a .gguf file";
 
 static const struct {
@@ -49,13 +50,13 @@ static const struct {
     {0, "version https://git-lfs", "this is a Git LFS pointer, not the model itself; run `git lfs pull` in its folder"},
     {0, "# xet version", "this is a Xet pointer, not the model itself; download the file it stands for"},
     // What a server answered, kept as if it were the model.
-    {0, "Entry not found", "this is a server's error message, not a model; check the address and pull it again"},
-    {0, "Not Found", "this is a server's error message, not a model; check the address and pull it again"},
-    {0, "Repository not found", "this is a server's error message, not a model; check the address and pull it again"},
+    {0, "Entry not found", ANSWER},
+    {0, "Not Found", ANSWER},
+    {0, "Repository not found", ANSWER},
     {0, "Access to model",
      "this is a server's error message, not a model: it wants you to log in or accept a licence; do that and pull it "
      "again"},
-    {0, "Invalid ", "this is a server's error message, not a model; check the address and pull it again"},
+    {0, "Invalid ", ANSWER},
 };
 
 static bool stands(const uint8_t *bytes, size_t n, size_t at, const char *magic) {

@@ -38,6 +38,9 @@ typedef struct pe_plan_op {
     };
 } pe_plan_op;
 
+// Whether an op ends a plan: it makes a row for each row that a step asks for, where the others make one for each token.
+static inline bool pe_op_ends(pe_op_kind kind) { return kind == PE_OP_LOGITS || kind == PE_OP_POOL; }
+
 typedef struct pe_layer {  // of the KV cache
     int32_t n_kv_heads, head_dim;
 } pe_layer;

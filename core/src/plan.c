@@ -395,8 +395,7 @@ pe_status pe_plan_validate(pe_model *m, const pe_gguf *g, const pe_op *ops, int3
         memcpy(&c.to->embed, op->parameters, sizeof *c.to - offsetof(pe_plan_op, embed));
         TRY(checks[op->kind](&c));
         m->n_values += op->n_outputs;
-        const bool ends = op->kind == PE_OP_LOGITS || op->kind == PE_OP_POOL;
-        if (ends != (i == n_ops - 1)) return BAD(&c, "a plan ends with its only logits or pool op");
+        if (pe_op_ends(c.to->kind) != (i == n_ops - 1)) return BAD(&c, "a plan ends with its only logits or pool op");
         for (int k = 0; k < op->n_inputs; k++)
             if (m->max_columns < in_width(&c, k)) m->max_columns = in_width(&c, k);
     }

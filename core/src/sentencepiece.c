@@ -84,9 +84,8 @@ static uint32_t unit_at(const uint8_t *units, uint32_t i) {
     return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
-enum {
-    LONGEST_REPLACEMENT = 255
-};  // bytes; the longest of NFKC has 33, and a megabyte for each letter would be a bomb
+// Bytes. The longest of NFKC has 33, and a megabyte for each letter would be a bomb.
+enum { LONGEST_REPLACEMENT = 255 };
 
 // A charsmap is a length, a double-array trie of that many bytes, and the texts that its leaves point to. The library
 // follows its links unchecked, so all that can be reached must lie inside: from node i it goes to i ^ offset(i) ^ byte.

@@ -43,7 +43,8 @@ void PE_FN(layer_norm)(const float *x, const float *weight, const float *bias, f
 void PE_FN(rope)(const float *x, const float *table, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t pairing,
                  float *y) {
     const float *cosines = table, *sines = table + n_rot / 2;
-    const int step = pairing == 0 ? 2 : 1, other = pairing == 0 ? 1 : n_rot / 2;
+    const bool interleaved = pairing == PE_PAIRING_INTERLEAVED;
+    const int step = interleaved ? 2 : 1, other = interleaved ? 1 : n_rot / 2;
     for (int32_t h = 0; h < n_heads; h++, x += head_dim, y += head_dim) {
         for (int32_t i = 0; i < n_rot / 2; i++) {
             const float a = x[i * step], b = x[i * step + other];
