@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,8 @@ def command(model: str, check: bool, as_json: bool) -> None:
     kept = store.find(model) if store.is_name(model) else None
     path = store.resolve(model)
     facts: dict[str, Any] = {"model": model, "path": str(path), "source": None, "sha256": None, "licence": None}
-    facts["size"] = path.stat().st_size
     if kept is not None:
-        facts |= {"source": kept.source, "origin": kept.origin, "sha256": kept.files[0].sha256, "size": kept.size}
+        facts |= {"source": kept.source, "origin": kept.origin, "sha256": kept.files[0].sha256}
         facts |= {"licence": kept.licence, "terms": kept.terms}
         facts["documents"] = [str(kept.folder / document) for document in kept.documents]
     with _core.Gguf(path) as gguf:
@@ -88,11 +88,9 @@ def _contents(gguf: _core.Gguf) -> dict[str, Any]:
     parameters = 0
     for tensor in gguf.tensors:
         types[tensor.type] += tensor.n_bytes
-        n = 1
-        for size in tensor.shape:
-            n *= size
-        parameters += n
+        parameters += math.prod(tensor.shape)
     return {
+        "size": gguf.file_size,
         "name": _text(gguf, "general.name"),
         "architecture": architecture,
         "parameters": parameters,

@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import fakepip
+import gguf
 import pexpect  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
@@ -306,6 +308,15 @@ def test_a_file_is_shown(tmp_path: Path, content: bytes) -> None:
     assert (facts["source"], facts["sha256"], facts["size"]) == (None, None, len(content))
     checked = json.loads(run("show", str(tmp_path / "m.gguf"), "--json", "--check").stdout)
     assert checked["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_a_split_model_is_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=5))
+    write_tiny_llama(tmp_path / "m.gguf")
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 1
+    facts = json.loads(run("show", str(parts[0]), "--json").stdout)
+    assert facts["size"] == sum(part.stat().st_size for part in parts)
 
 
 def test_a_model_that_embeds_says_so(tmp_path: Path) -> None:
