@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyedge import _core, store
 from pyedge.engine.embedder import Embedder
-from pyedge.engine.engine import Engine, EngineConfig
+from pyedge.engine.engine import MAX_PER_STEP, Engine, EngineConfig
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams, shown
 from pyedge.engine.token_ids import checked_ids
@@ -40,7 +40,6 @@ Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 DEVICES = ("auto", "cpu")
 PAGE_SIZES = (8, 16, 32)
-MAX_PER_STEP = 65536  # tokens, and sequences
 MAX_PAGES = 2**28
 MAX_BYTES = 2**62
 _LONG_TOKEN = 32  # characters; a text whose tokens were all that long would be an odd one
@@ -74,7 +73,7 @@ class LLM:
     prefix_cache    whether prompts with the same beginning share its keys and values
     max_sequences   that run at once; further ones wait
     step_tokens     computed at most in one step: what a prompt is cut into; at least max_sequences. An encoder takes
-                    a whole text in a step, however many these are
+                    a whole text in a step, however many these are, up to 65536
     page_size       tokens per KV page: 8, 16 or 32
     pre             how a BPE tokenizer cuts words, by a name of `tokenizer.ggml.pre`; None: as the file says
 
@@ -186,7 +185,7 @@ class LLM:
         the model's begin-of-text token is added where it wants one: a raw prompt is the caller's own. (In `chat`,
         control tokens in a message stay text.) params: for all, or one for each prompt.
         """
-        one = isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable)
+        one = isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable)
         each = [prompts] if one else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             rules = [params or SamplingParams()] * len(each)
@@ -217,7 +216,8 @@ class LLM:
         return self._stream(self._request(self._encode_chat(messages), params))
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """What the model predicts after each token: [n, n_vocab], row i for token i + 1. No other request matters."""
+        """What the model predicts after each token: [n, n_vocab], row i for token i + 1. No other request matters.
+        Raises ModelError where the model makes numbers that are none."""
         return self.engine.logits(token_ids)
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class LLM:
         """
         import numpy as np
 
-        one = isinstance(texts, (str, Mapping)) or not isinstance(texts, Iterable)
+        one = isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable)
         embedder = self.embedder
         each = [self._encode_text(i, text) for i, text in enumerate([texts] if one else list(texts))]
         out = embedder.embed(each)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyedge.engine import forks
-from pyedge.engine.engine import EngineConfig
+from pyedge.engine.engine import MAX_PER_STEP, EngineConfig
 from pyedge.errors import ModelError
 from pyedge.models.plan import Pooling
 
@@ -30,9 +30,11 @@ class Embedder:
         if core is None:
             from pyedge import _core as core
         self.width = plan.widths[plan.ops[-1].outputs[0]]
-        self.capacity = min(config.max_model_len, config.n_pages * config.page_size)  # tokens of one text
         # A token that sees later ones, or a mean over all of them, needs the whole text in one step.
         whole = not plan.causal or plan.pooling is not Pooling.LAST
+        self.capacity = min(config.max_model_len, config.n_pages * config.page_size)  # tokens of one text
+        if whole:
+            self.capacity = min(self.capacity, MAX_PER_STEP)
         self._max_tokens = max(config.max_tokens, self.capacity) if whole else config.max_tokens
         self._config = config
         self._core: _core.Engine = core.Engine(

@@ -28,7 +28,7 @@ from pyedge.engine.request import FinishReason, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.engine.scheduler import Scheduled, Scheduler
 from pyedge.engine.token_ids import checked_ids
-from pyedge.errors import CancelledError
+from pyedge.errors import CancelledError, ModelError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("pyedge.engine")
+
+MAX_PER_STEP = 65536  # tokens, and sequences: the core's own limits
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,8 @@ class Engine:
         return events
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits after each of these tokens, as one new sequence: [n, n_vocab]. Requests under way go on later."""
+        """The logits after each of these tokens, as one new sequence: [n, n_vocab]. Requests under way go on later.
+        Raises ModelError if the model makes numbers that are none."""
         ids = checked_ids(token_ids, self.n_vocab)
         if len(ids) > self.scheduler.capacity:
             raise ValueError(
@@ -263,6 +266,11 @@ class Engine:
                 out[start : start + len(part)] = self._core.logits(0, len(part))
         finally:
             self._change(self.scheduler.give_back)  # of this scheduler: another one has nothing to take back
+        if len(bad := np.flatnonzero(~np.isfinite(out).all(axis=1))):
+            raise ModelError(
+                f"token {bad[0]}: the logits after it are not finite; the model file is damaged, or its numbers are "
+                "too large for this KV cache: try kv_type 'f32'"
+            )
         return out
 
     def _step_until_done(self, pieces: list[tuple[int, int, int]], tokens: list[int], rows: list[int]) -> None:

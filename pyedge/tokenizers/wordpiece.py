@@ -39,8 +39,9 @@ class WordPieceTokenizer:
         self._library = _build(vocabulary, lower, lower if accents is None else bool(accents))
 
     def fewest(self, text: str) -> int:
-        """The text has no fewer tokens than this: a word has one, but for what may vanish from it."""
-        return len(_END_OF_WORD.findall(text))
+        """The text has no fewer tokens than this: a word has one, but for what may vanish from it. Without a token for
+        unknown words, all of them may."""
+        return 0 if self._unknown is None else len(_END_OF_WORD.findall(text))
 
     def encode(self, text: str) -> Iterator[list[int]]:
         """Ids of a text that holds no special token, piece by piece."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 import gguf
 import numpy as np
 import pytest
+from hostilefiles import with_values
 from tinymodel import write_tiny_llama
 
 from pyedge import LLM, ModelError, SamplingParams, _core
@@ -130,6 +131,13 @@ def test_logits(llm: LLM) -> None:
     assert np.array_equal(llm.logits(ids[:3]), logits[:3])
 
 
+def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(with_values("token_embd.weight", float("nan"))())
+    with LLM(path, threads=1) as llm, pytest.raises(ModelError, match="token 0: the logits after it are not finite; "):
+        llm.logits([5, 6, 7])
+
+
 @pytest.mark.parametrize("when", [1, 2, 5])
 def test_interrupt(llm: LLM, when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = llm.generate("the cat", RULES)[0]
@@ -161,6 +169,7 @@ def test_an_empty_prompt_starts_from_the_begin_of_text_token(tmp_path: Path) -> 
 
 REFUSED: list[tuple[Any, str]] = [
     (5, "a prompt must be text"),
+    (b"a", "a prompt must be text .*, not bytes"),
     ([5], "a prompt must be text"),
     ({"ids": [1]}, "prompt_token_ids"),
     ({"prompt_token_ids": "abc"}, "token ids must be a list of integers, not str"),

@@ -110,6 +110,17 @@ def test_a_mean_is_taken_over_the_whole_text(mean: Path) -> None:
         assert np.array_equal(small.embed(TEXTS), large.embed(TEXTS))
 
 
+@pytest.mark.parametrize("name", ["nomic-bert", "gemma-embedding"])
+def test_an_encoder_reads_no_more_than_a_step_takes(tmp_path: Path, name: str) -> None:
+    case = families.load(name)
+    path = familygguf.write(tmp_path / "m.gguf", case, tokenizer=WORDPIECE, keys={"context_length": 2**30})
+    with LLM(path, threads=1) as llm:
+        assert llm.max_model_len == 65536
+        with pytest.raises(ValueError, match="text 0: 65537 tokens, but this model reads at most 65536"):
+            llm.embed({"prompt_token_ids": [5] * 65537})
+        assert np.isfinite(llm.embed({"prompt_token_ids": [5] * 40})).all()
+
+
 def test_too_long_a_text_is_refused(llm: LLM, path: Path) -> None:
     assert llm.embed({"prompt_token_ids": [5] * 256}).shape == (1, 64)
     with pytest.raises(ValueError, match=r"^text 1: 257 tokens, but this model reads at most 256; cut it up$"):
@@ -126,6 +137,7 @@ def test_too_long_a_text_is_refused(llm: LLM, path: Path) -> None:
         ("", "text 0 is empty, and this model has no begin or end token"),
         (["a", ""], "text 1 is empty"),
         (5, "a text must be str or .*, not int"),
+        (b"a", "a text must be str or .*, not bytes"),
         (["a", None], "a text must be str or .*, not NoneType"),
         ({"prompt": "a"}, '{"prompt_token_ids"'),
         ({"prompt_token_ids": []}, "empty"),

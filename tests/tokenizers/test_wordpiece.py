@@ -104,6 +104,13 @@ def test_ids_by_the_book(lower: bool | None, strip: bool | None) -> None:
     check()
 
 
+def test_a_limit_does_not_count_words_that_vanish() -> None:
+    """Without a token for unknown words, they do."""
+    ours = tokenizer(unknown_token_id=None, token_type=None)
+    assert ours.encode("the zebra the zebra", bos=False) == [5, 5]
+    assert ours.encode("the zebra the zebra", bos=False, limit=2) == [5, 5]
+
+
 def test_tokens_around_a_text() -> None:
     ours = tokenizer()
     sea = OWN.index("sea")
