@@ -138,7 +138,6 @@ def more_tokens() -> bytes:
 
 
 N_KEYS, N_TENSORS = len(metadata()), len(tensors())
-EPSILON = "llama__attention__layer_norm_rms_epsilon"
 
 FILES: dict[str, File] = {
     # sound ones, laid out unlike the usual
