@@ -7,7 +7,6 @@ that no prefix cache helps.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import load, locate, model_options
-from pyedge.cli.streams import dumb
+from pyedge.cli.streams import dumb, print_json
 
 if TYPE_CHECKING:
     from pyedge.engine.engine import Engine
@@ -102,7 +101,7 @@ def command(
             "load_s": load_s,
             "rss_bytes": rss,
         }
-        click.echo(json.dumps(document))
+        print_json(document)
         return
     click.echo(f"{model}: {llm.threads} thread{'s' * (llm.threads != 1)} of {llm.isa}", nl=False)
     click.echo(f", loaded in {load_s:.2f} s, {rss / 1e6:.0f} MB resident")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from pyedge.cli import Failure, one_line, verbose
+from pyedge.cli.streams import print_json
 from pyedge.cli.terminal import harmless, in_bytes
 from pyedge.errors import ModelError
 
@@ -64,7 +64,7 @@ def command(as_json: bool) -> None:
         "problems": problems,
     }
     if as_json:
-        click.echo(json.dumps(document).encode("utf-8", "backslashreplace"))
+        print_json(document)
     else:
         _print(document)
     if problems:

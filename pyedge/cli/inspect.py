@@ -6,7 +6,6 @@ how the answers are shown.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import click
 
 from pyedge.cli import one_line, verbose
 from pyedge.cli.options import locate
+from pyedge.cli.streams import print_json
 from pyedge.cli.terminal import download_bar, in_bytes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def command(model: str, quick: bool, as_json: bool) -> None:
                 problems += inspect.weight_problems(gguf, progress)
         facts["problems"] = [_plain(problem.removeprefix(f"{gguf.path}: ")) for problem in problems]
     if as_json:
-        click.echo(json.dumps(_finite(facts), allow_nan=False).encode("utf-8", "backslashreplace"))
+        print_json(_finite(facts))
     else:
         _show(facts)
 

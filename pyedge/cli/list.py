@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from pyedge.cli import verbose
+from pyedge.cli.streams import print_json
 from pyedge.cli.terminal import harmless, in_bytes
 
 
@@ -33,7 +32,7 @@ def command(as_json: bool) -> None:
             ],
             "unfinished": [{"name": rest.name, "size": rest.size, "busy": rest.busy} for rest in leftovers],
         }
-        click.echo(json.dumps(document))
+        print_json(document)
         return
     rows = [(harmless(m.name), in_bytes(m.size), harmless(m.licence or "-")) for m in models]
     widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]

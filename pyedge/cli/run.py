@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import load, locate, model_options, sampling, sampling_options
-from pyedge.cli.streams import read_input, text_of
+from pyedge.cli.streams import print_json, read_input, text_of
 
 if TYPE_CHECKING:
     from pyedge.engine.sampling_params import SamplingParams
@@ -68,8 +67,7 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
             "tpot_s": out.metrics.tpot,
             "cached_tokens": out.metrics.cached_tokens,
         }
-        text = json.dumps(document, ensure_ascii=False)
-        click.echo(text.encode("utf-8", "backslashreplace"))  # a path may hold any bytes
+        print_json(document)
         return
 
     from pyedge.cli.terminal import harmless

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyedge.cli import verbose
+from pyedge.cli.streams import print_json
 from pyedge.cli.terminal import harmless, in_bytes
 from pyedge.errors import ModelError
 
@@ -49,7 +49,7 @@ def command(model: str, check: bool, as_json: bool) -> None:
             raise ModelError(f'{model}: the stored file is damaged; run "pyedge pull {model}", which fetches it again')
         facts["sha256"] = found[0]
     if as_json:
-        click.echo(json.dumps(facts).encode("utf-8", "backslashreplace"))
+        print_json(facts)
         return
     types = ", ".join(f"{name} {in_bytes(size)}" for name, size in facts["types"].items())
     quantization = facts["quantization"]

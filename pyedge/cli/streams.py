@@ -64,6 +64,13 @@ def read_input() -> str:
     return text
 
 
+def print_json(document: Any) -> None:
+    """One document on standard output: in UTF-8 in every locale, and a path's bytes that are none as escapes."""
+    import json
+
+    click.echo(json.dumps(document, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+
+
 def _halves(text: str) -> int | None:
     """Where the first lone surrogate is."""
     try:

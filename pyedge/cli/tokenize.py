@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import locate, pre_option
-from pyedge.cli.streams import read_input, text_of
+from pyedge.cli.streams import print_json, read_input, text_of
 
 EXAMPLES = """\b
 Examples:
@@ -47,7 +45,7 @@ def command(model: str, text: str, only_ids: bool, special: bool, no_bos: bool, 
         return
     pieces = [tokenizer.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
     if as_json:
-        click.echo(json.dumps({"ids": ids, "pieces": pieces}, ensure_ascii=False))
+        print_json({"ids": ids, "pieces": pieces})
         return
     for i, piece in zip(ids, pieces, strict=True):
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)

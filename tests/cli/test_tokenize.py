@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from program import program
+from program import environment, program
 from tinymodel import write_tiny_llama
 
 from pyedge import _core
@@ -66,6 +66,14 @@ def test_standard_input_is_taken_whole(tiny: Path, tokenizer: Tokenizer) -> None
     result = run(str(tiny), "-", given=b"ab\xff")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: standard input: byte 2 is not UTF-8; give text in that encoding\n"
+
+
+def test_json_is_utf_8_in_every_locale(tiny: Path, tokenizer: Tokenizer) -> None:
+    result = program("tokenize", str(tiny), "é 日本", "--json", "--no-bos", env=environment(PYTHONIOENCODING="latin-1"))
+    pieces = [
+        tokenizer.token_bytes(i).decode("utf-8", "backslashreplace") for i in tokenizer.encode("é 日本", bos=False)
+    ]
+    assert json.loads(result.stdout)["pieces"] == pieces
 
 
 def test_one_form_at_a_time(tiny: Path) -> None:
