@@ -108,7 +108,7 @@ class Engine {
     Engine(const Model &model, std::int32_t page_size, std::int32_t n_pages, std::int32_t max_tokens,
            std::int32_t max_pieces, std::int32_t max_rows, std::int32_t max_sequences,
            std::int32_t max_pages_per_sequence, const std::string &kv_type, std::int32_t threads)
-        : n_outputs_(pe_model_n_outputs(model.handle())) {
+        : n_ops_(pe_model_n_ops(model.handle())), n_outputs_(pe_model_n_outputs(model.handle())) {
         pe_engine_options o{};
         o.page_size = page_size;
         o.n_pages = n_pages;
@@ -203,6 +203,19 @@ class Engine {
         callback_ = std::move(callback);
     }
 
+    void profile(bool on) {
+        const Lock lock(*this);
+        pe_error err{};
+        check(pe_engine_profile(handle_.get(), on, &err), err);
+    }
+
+    std::vector<std::int64_t> op_times() {
+        const Lock lock(*this);
+        const std::int64_t *times = pe_engine_op_times(handle_.get());
+        if (!times) throw py::value_error("the times of ops are not counted; call profile(True) first");
+        return {times, times + n_ops_};
+    }
+
     void fill_page(std::int32_t page, float value) {
         const Lock lock(*this);
         pe_error err{};
@@ -257,7 +270,7 @@ class Engine {
         void operator()(pe_engine *e) const { pe_engine_release(e); }
     };
     std::unique_ptr<pe_engine, Release> handle_;
-    std::int32_t n_outputs_;
+    std::int32_t n_ops_, n_outputs_;
     std::int64_t n_rows_ = 0;
     bool busy_ = false;  // read and written with the GIL
     std::exception_ptr raised_;
@@ -299,6 +312,9 @@ void bind_engine(py::module_ &m) {
         .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")
         .def("tap", &Engine::tap, py::arg("op"), py::arg("callback") = py::none(),
              "Calls callback(op, output, float32 [rows, width]) after each run of the op of this name; None: of no op.")
+        .def("profile", &Engine::profile, py::arg("on"),
+             "Counts the time of each op from now on, from zero; or no longer.")
+        .def("op_times", &Engine::op_times, "Nanoseconds that each op of the plan has taken since profile(True).")
         .def("fill_page", &Engine::fill_page, py::arg("page"), py::arg("value"),
              "Fills a page of every layer (tests).");
 

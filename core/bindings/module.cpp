@@ -28,6 +28,25 @@ py::dict machine() {
     return d;
 }
 
+py::dict probe(std::int32_t threads) {
+    pe_limits limits{};
+    pe_error err{};
+    pe_status status;
+    {
+        const py::gil_scoped_release released;
+        status = pe_probe(threads, &limits, &err);
+    }
+    check(status, err);
+    py::dict d;
+    d["isa"] = limits.isa;
+    d["threads"] = limits.threads;
+    d["read_streams"] = limits.read_streams;
+    d["read_gb_s"] = limits.read_gb_s;
+    d["int8_gmac_s"] = limits.int8_gmac_s;
+    d["f32_gmac_s"] = limits.f32_gmac_s;
+    return d;
+}
+
 std::vector<std::pair<std::string, bool>> isas() {
     std::vector<std::pair<std::string, bool>> out;
     for (std::int32_t i = 0; i < pe_isa_count(); i++) {
@@ -70,6 +89,8 @@ PYBIND11_MODULE(_core, m) {
     m.def("ops", [] { return table<pe_op_info>(pe_op_count(), pe_op_describe); });
     m.def("formats", [] { return table<pe_format_info>(pe_format_count(), pe_format); });
     m.def("machine", &machine, "Processors and memory this process may use, its cgroup's limits respected.");
+    m.def("probe", &probe, py::arg("threads") = 0,
+          "Measures what this machine does at best: reading memory, and multiply-adds of int8 and of float32.");
     m.def("isas", &isas, "[(name, supported)] of this build's instruction sets, worst first.");
     m.def("active_isa", &active_isa, "The instruction set that kernels use; PYEDGE_ISA forces one.");
 

@@ -60,6 +60,19 @@ PE_API const char *pe_isa_name(int32_t i, bool *supported);
 // The set that kernels use: the best supported one, or the one PYEDGE_ISA names. Fails if that one cannot run here.
 PE_API pe_status pe_isa_active(const char **name, pe_error *err);
 
+// What this machine was measured to do at best, with the active instruction set.
+typedef struct pe_limits {
+    const char *isa;
+    int32_t threads;       // that took part
+    int32_t read_streams;  // per thread, that read fastest: 1, 2, 4 or 8
+    double read_gb_s;      // 1e9 bytes of memory read per second
+    double int8_gmac_s;    // 1e9 multiply-adds of int8 per second
+    double f32_gmac_s;     // and of float32
+} pe_limits;
+
+// Takes about half a second, and up to 256 MiB meanwhile. threads: 0 is the machine's default.
+PE_API pe_status pe_probe(int32_t threads, pe_limits *out, pe_error *err);
+
 // ---- formats ---------------------------------------------------------------------------------------------------------
 
 typedef struct pe_format_info {
@@ -226,6 +239,7 @@ PE_API pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_o
                                  pe_model **out, pe_error *err);
 PE_API void pe_model_retain(pe_model *m);
 PE_API void pe_model_release(pe_model *m);
+PE_API int32_t pe_model_n_ops(const pe_model *m);
 PE_API int32_t pe_model_n_vocab(const pe_model *m);
 PE_API int32_t pe_model_n_outputs(const pe_model *m);      // width of what a step makes: n_vocab, or of an embedding
 PE_API int32_t pe_model_n_layers(const pe_model *m);       // attention layers, each with its KV pages
@@ -284,6 +298,10 @@ PE_API void pe_engine_on_poll(pe_engine *e, bool (*poll)(void *ctx), void *ctx);
 // Shows what an op makes: called after the op named `op` with each of its outputs. rows: [n_rows, width].
 typedef void (*pe_tap)(void *ctx, const char *op, int32_t output, const float *data, int64_t n_rows, int64_t width);
 PE_API pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void *ctx, pe_error *err);  // NULL op: none
+// Counts, from now on, the time that each op of the plan takes, from zero; or no longer. A step allocates nothing either
+// way.
+PE_API pe_status pe_engine_profile(pe_engine *e, bool on, pe_error *err);
+PE_API const int64_t *pe_engine_op_times(const pe_engine *e);  // nanoseconds, [pe_model_n_ops]; NULL: not counted
 // Fills a page of every layer with one value: tests put NaN where nothing may be read.
 PE_API pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err);
 

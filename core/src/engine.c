@@ -273,6 +273,7 @@ void pe_engine_release(pe_engine *e) {
     pe_os_free(e->scratch, e->scratch_bytes);
     free(e->layer_offset);
     free(e->values);
+    free(e->op_times);
     pe_model_release(e->model);
     free(e);
 }
@@ -389,6 +390,14 @@ pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void *ctx, 
     e->tap_ctx = ctx;
     return PE_OK;
 }
+
+pe_status pe_engine_profile(pe_engine *e, bool on, pe_error *err) {
+    free(e->op_times);
+    e->op_times = on ? calloc((size_t)e->model->n_ops, sizeof *e->op_times) : NULL;
+    return on && !e->op_times ? pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory") : PE_OK;
+}
+
+const int64_t *pe_engine_op_times(const pe_engine *e) { return e->op_times; }
 
 pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err) {
     if (page < 0 || page >= e->options.n_pages)

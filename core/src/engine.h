@@ -70,7 +70,8 @@ struct pe_engine {
     void *poll_ctx;
     pe_tap tap;
     void *tap_ctx;
-    int32_t tap_op;  // -1: none
+    int32_t tap_op;     // -1: none
+    int64_t *op_times;  // [n_ops]: nanoseconds since pe_engine_profile; NULL: not counted
 };
 
 // K and V pages of one layer.

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "engine.h"
+#include "os.h"
 #include "threads.h"
 
 enum {
@@ -497,7 +498,9 @@ pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err) {
         if (is_cancelled(e)) return pe_fail(err, PE_ERR_CANCELLED, NULL, "the step was cancelled");
         r.op = &r.m->ops[i];
         r.width = pe_pool_lock(e->options.threads);
+        const int64_t start = e->op_times ? pe_os_now() : 0;
         runners[r.op->kind](&r);
+        if (e->op_times) e->op_times[i] += pe_os_now() - start;
         pe_pool_unlock();
         if (!inspect) continue;
         const int64_t rows = pe_op_ends(r.op->kind) ? e->step.n_rows : e->step.n_tokens;

@@ -104,6 +104,10 @@ static inline pe_span pe_attention_sees(const pe_attention *a, int32_t t) {
     return s;
 }
 
+// Multiply-adds per lane in one round of the probes below.
+enum { PE_PROBE_INT8 = 64, PE_PROBE_F32 = 12 };
+enum { PE_PROBE_STREAMS = 8, PE_PROBE_BYTES = 128 };  // streams at most; what is read of each in turn
+
 typedef struct pe_kernels {
     const char *name;
     int32_t lanes;
@@ -144,6 +148,12 @@ typedef struct pe_kernels {
     void (*attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
                              pe_partial *partials);
     void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
+
+    // What probe.c times. Each returns a number that depends on all of its work.
+    // Reads n bytes, a multiple of streams * PE_PROBE_BYTES, as 1, 2, 4 or 8 streams side by side.
+    int32_t (*probe_read)(const uint8_t *p, size_t n, int32_t streams);
+    int32_t (*probe_int8)(int64_t rounds);
+    float (*probe_f32)(int64_t rounds);
 } pe_kernels;
 
 // The active set (see pe_isa_active); NULL with *err filled when PYEDGE_ISA asks for one that cannot run here.

@@ -145,6 +145,7 @@ void pe_model_release(pe_model *m) {
     free(m);
 }
 
+int32_t pe_model_n_ops(const pe_model *m) { return m->n_ops; }
 int32_t pe_model_n_vocab(const pe_model *m) { return (int32_t)m->n_vocab; }
 int32_t pe_model_n_outputs(const pe_model *m) { return (int32_t)m->n_outputs; }
 int32_t pe_model_n_layers(const pe_model *m) { return m->n_layers; }

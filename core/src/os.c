@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifdef __linux__
@@ -137,6 +138,14 @@ char *pe_os_read_text(const char *path) {
     close(fd);
     if (text) text[len] = '\0';
     return text;
+}
+
+// ---- time ------------------------------------------------------------------------------------------------------------
+
+int64_t pe_os_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------

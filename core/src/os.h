@@ -44,6 +44,9 @@ typedef struct pe_os_hardware {
 
 void pe_os_query(pe_os_hardware *out);
 
+// Nanoseconds since some moment: never goes back.
+int64_t pe_os_now(void);
+
 // Sleeps while *word == expected, until pe_os_wake or a spurious wake-up. pe_os_wake wakes up to n sleepers on word.
 void pe_os_wait(_Atomic uint32_t *word, uint32_t expected);
 void pe_os_wake(_Atomic uint32_t *word, int n);

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <time.h>
 
 #include "os.h"
 
@@ -45,20 +44,14 @@ static inline void relax(void) {
 #endif
 }
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 // Spins until *word != value, for 50 microseconds at most: longer than the gaps between two ops of a step, shorter than
 // a time slice. True if it changed.
 static bool spin(_Atomic uint32_t *word, uint32_t value) {
-    const int64_t start = now_ns();
+    const int64_t start = pe_os_now();
     for (int i = 1;; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) != value) return true;
         relax();
-        if (i % 16 == 0 && now_ns() - start > 50000) return false;
+        if (i % 16 == 0 && pe_os_now() - start > 50000) return false;
     }
 }
 

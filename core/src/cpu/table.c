@@ -26,4 +26,7 @@ const pe_kernels PE_FN(kernels) = {
     .attention = PE_FN(attention),
     .attention_chunks = PE_FN(attention_chunks),
     .attention_merge = PE_FN(attention_merge),
+    .probe_read = PE_FN(probe_read),
+    .probe_int8 = PE_FN(probe_int8),
+    .probe_f32 = PE_FN(probe_f32),
 };

@@ -82,6 +82,15 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
     }
 }
 
+// The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8].
+PE_INLINE void dot_peak(vi w, const vi *x, vi *s) {
+    __asm__ volatile("" : "+x"(w));  // or the products would be computed once for all rounds
+    vi s16 = _mm256_maddubs_epi16(w, x[0]);
+#pragma GCC unroll 8
+    for (int i = 1; i < 8; i++) s16 = _mm256_add_epi16(s16, _mm256_maddubs_epi16(w, x[i]));
+    s[0] = _mm256_add_epi32(s[0], _mm256_madd_epi16(s16, _mm256_set1_epi16(1)));
+}
+
 // x0 * the sum of the unit's first 16 q + x1 * the sum of its last 16; halves: both sums, as in pe_act_block.
 PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
     const vi both = _mm256_or_si256(_mm256_slli_epi32(x1, 16), _mm256_and_si256(x0, _mm256_set1_epi32(0xffff)));

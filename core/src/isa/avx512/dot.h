@@ -63,6 +63,15 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
     }
 }
 
+// The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8].
+PE_INLINE void dot_peak(vi w, const vi *x, vi *s) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        s[i] = _mm512_dpbusd_epi32(s[i], w, x[i]);
+        __asm__("" : "+v"(s[i]));  // gcc otherwise moves each sum to another register and back
+    }
+}
+
 // x0 * the sum of the unit's first 16 q + x1 * the sum of its last 16; halves: both sums, as in pe_act_block.
 PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
     const vi both = _mm512_or_si512(_mm512_slli_epi32(x1, 16), _mm512_and_si512(x0, _mm512_set1_epi32(0xffff)));

@@ -42,6 +42,19 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
     }
 }
 
+// The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8].
+PE_INLINE void dot_peak(vi w, const vi *x, vi *s) {
+    __asm__ volatile("" : "+m"(w));  // or the products would be computed once for all rounds
+    uint8_t unsigned_lanes[4 * VL];
+    memcpy(unsigned_lanes, &w, sizeof unsigned_lanes);
+    for (int i = 0; i < 8; i++) {
+        int8_t signed_lanes[4 * VL];
+        memcpy(signed_lanes, &x[i], sizeof signed_lanes);
+        for (int lane = 0; lane < VL; lane++)
+            for (int c = 0; c < 4; c++) s[0].x[lane] += unsigned_lanes[4 * lane + c] * signed_lanes[4 * lane + c];
+    }
+}
+
 // x0 * the sum of the unit's first 16 q + x1 * the sum of its last 16; halves: both sums, as in pe_act_block.
 PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
     int16_t sums[2];
