@@ -60,7 +60,8 @@ struct pe_model {
     float **vectors;        // [n_vectors]: norms, biases, rope factors
     int64_t *vector_sizes;  // [n_vectors]
     pe_layer *layers;       // [n_layers]
-    int64_t n_vocab, n_outputs, max_columns;
+    int64_t n_vocab, n_outputs;
+    int64_t max_columns;    // of a matrix, and so of what is multiplied with one
     int64_t max_positions;  // rows of an embedding by position; 0: none
     bool whole_sequences;   // tokens see later ones, or are pooled: a sequence is one piece
     uint64_t bytes;         // of matrices and vectors

@@ -66,6 +66,7 @@ static pe_status matrix(checker *c, int i, int64_t cols, const pe_tensor **out) 
                    (long long)cols);
     if (!f->runs) return LACKS(c, "tensor '%s' is %s, which this version cannot run", t->name, f->name);
     if (t->ne[0] > MAX_WIDTH || t->ne[1] > MAX_WIDTH) return BAD(c, "tensor '%s' is too large", t->name);
+    if (c->m->max_columns < cols) c->m->max_columns = cols;
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->matrix < 0) use->matrix = c->m->n_matrices++;
     c->to->weights[i] = use->matrix;
@@ -81,6 +82,7 @@ static pe_status experts(checker *c, int i, int64_t n_experts, int64_t rows, int
         return BAD(c, "tensor '%s' is not [%lld, %lld, %lld]: experts, rows, columns", t->name, (long long)n_experts,
                    (long long)rows, (long long)cols);
     if (!f->runs) return LACKS(c, "tensor '%s' is %s, which this version cannot run", t->name, f->name);
+    if (c->m->max_columns < cols) c->m->max_columns = cols;
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->matrix < 0) {
         use->matrix = c->m->n_matrices;
@@ -274,7 +276,6 @@ static pe_status check_moe(checker *c) {
         TRY(experts(c, i, p->n_experts, rows, cols));
         TRY(vector(c, i + 1, p->n_experts * rows));
     }
-    if (c->m->max_columns < p->d_ff) c->m->max_columns = p->d_ff;
     return set_width(c, 0, d_model);
 }
 
@@ -396,8 +397,6 @@ pe_status pe_plan_validate(pe_model *m, const pe_gguf *g, const pe_op *ops, int3
         TRY(checks[op->kind](&c));
         m->n_values += op->n_outputs;
         if (pe_op_ends(c.to->kind) != (i == n_ops - 1)) return BAD(&c, "a plan ends with its only logits or pool op");
-        for (int k = 0; k < op->n_inputs; k++)
-            if (m->max_columns < in_width(&c, k)) m->max_columns = in_width(&c, k);
     }
     if (m->n_vocab == 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "a plan embeds tokens, and this one does not");
     return check_unique(m, err);
