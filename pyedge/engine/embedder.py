@@ -6,12 +6,11 @@ embedding is there, so every step has all pages to itself. Threads may share an 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyedge.engine import forks
 from pyedge.engine.engine import MAX_PER_STEP, EngineConfig
+from pyedge.engine.turns import Worker
 from pyedge.errors import ModelError
 from pyedge.models.plan import Pooling
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pyedge.models import Plan
 
 
-class Embedder:
+class Embedder(Worker):
     def __init__(self, model: _core.Model, plan: Plan, config: EngineConfig, core: Any = None) -> None:
         """core: what has Engine; None for pyedge._core, tests bring another. Of the config, all that the prefix cache
         and queues do not need is used."""
@@ -49,10 +48,7 @@ class Embedder:
             kv_type=config.kv_type,
             threads=config.threads,
         )
-        self._lock = threading.RLock()
-        self._inside = False  # someone has the lock and is at work
-        self._lost = False  # the thread that was at work stayed behind in the process that forked
-        forks.tell(self)
+        super().__init__()
 
     def embed(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """The embeddings of texts that have 1 to `capacity` tokens each: [n, width], not normalized. The bits of one do
@@ -92,12 +88,7 @@ class Embedder:
     def _run(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """One batch: a step, or several for a single long text."""
         with self._lock:
-            if self._lost:
-                raise RuntimeError(
-                    "this process was forked while the model was at work in the parent; load the model again"
-                )
-            if self._inside:
-                raise RuntimeError("the model was called from within its own step; call it when that is over")
+            self._check_turn()
             try:
                 self._inside = True
                 page = 0
@@ -123,8 +114,3 @@ class Embedder:
             if end == len(text):
                 rows.append(len(tokens) - 1)
         self._core.step(pieces, tokens, rows)
-
-    def forked(self) -> None:
-        """In a new process, which has this thread only."""
-        self._lost = self._lost or self._inside
-        self._lock = threading.RLock()

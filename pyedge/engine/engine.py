@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +21,12 @@ from functools import wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from pyedge.engine import forks
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.engine.scheduler import Scheduled, Scheduler
 from pyedge.engine.token_ids import checked_ids
+from pyedge.engine.turns import Worker
 from pyedge.errors import CancelledError, ModelError
 
 if TYPE_CHECKING:
@@ -73,12 +72,7 @@ def _exclusive(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concaten
     def turn(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             with self._lock:
-                if self._lost:
-                    raise RuntimeError(
-                        "this process was forked while the model was at work in the parent; load the model again"
-                    )
-                if self._inside:
-                    raise RuntimeError("the engine was called from within its own step; call it when that is over")
+                self._check_turn()
                 try:
                     self._inside = True
                     self._tidy()
@@ -91,7 +85,7 @@ def _exclusive(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concaten
     return turn
 
 
-class Engine:
+class Engine(Worker):
     def __init__(self, model: _core.Model, tokenizer: Tokenizer, config: EngineConfig, core: Any = None) -> None:
         """core: what has Engine and Sampler; None for pyedge._core, tests bring another."""
         if core is None:
@@ -117,12 +111,9 @@ class Engine:
         self._live: dict[int, Request] = {}  # those whose last event is still to come
         self._events: list[TokenEvent] = []  # to be returned by the next step
         self._aborts: deque[Request] = deque()
-        self._lock = threading.RLock()
-        self._inside = False  # someone has the lock and is at work: aborts wait
         self._sound = True  # no change of queues and pages was broken off
-        self._lost = False  # the thread that was at work stayed behind in the process that forked
         self.scheduler = self._new_scheduler()
-        forks.tell(self)
+        super().__init__()
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -429,8 +420,3 @@ class Engine:
             request.status = Status.FINISHED
             self._emit(request, TokenEvent(request.id, "", finish_reason="abort", error=request.error))
         self._sound = True
-
-    def forked(self) -> None:
-        """In a new process, which has this thread only."""
-        self._lost = self._lost or self._inside
-        self._lock = threading.RLock()
