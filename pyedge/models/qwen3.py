@@ -1,25 +1,40 @@
-"""Qwen 3, and Qwen 3 Embedding (whose files say how they pool): a norm over each head of q and k. arXiv:2505.09388."""
+"""Qwen 3: a norm over each head of q and k, and with `qwen3moe` (30B-A3B, 235B-A22B) experts in every layer.
+
+arXiv:2505.09388. Files of Qwen 3 Embedding say how they pool.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyedge.models import experts
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.experts import Experts
 from pyedge.models.hparams import HParams, read
+from pyedge.models.keys import Keys
 from pyedge.models.plan import Pairing, PlanBuilder
 
 if TYPE_CHECKING:
     from pyedge import _core
 
-ARCHITECTURES = ("qwen3",)
+ARCHITECTURES = ("qwen3", "qwen3moe")
 IGNORED = ()
 
 
-def hparams(gguf: _core.Gguf, architecture: str) -> HParams:
-    return read(gguf, architecture)
+@dataclass(frozen=True)
+class Qwen3HParams(HParams):
+    experts: Experts | None
 
 
-def build(p: PlanBuilder, h: HParams) -> None:
+def hparams(gguf: _core.Gguf, architecture: str) -> Qwen3HParams:
+    if architecture == "qwen3":
+        return Qwen3HParams(**vars(read(gguf, architecture)), experts=None)
+    h = read(gguf, architecture, "expert_count")
+    return Qwen3HParams(**vars(h), experts=experts.read(Keys(gguf, architecture), h.d_ff))
+
+
+def build(p: PlanBuilder, h: Qwen3HParams) -> None:
     rope = h.rope(Pairing.HALVES)
     x = p.embed("token_embd")
     for i in range(h.n_layers):
@@ -28,5 +43,6 @@ def build(p: PlanBuilder, h: HParams) -> None:
         q = b.rope(b.rms_norm(q, "attn_q_norm", group=h.head_dim), rope)
         k = b.rope(b.rms_norm(k, "attn_k_norm", group=h.head_dim), rope)
         x = x + b.linear(b.attention(q, k, v), "attn_output")
-        x = x + gated_ffn(b, b.rms_norm(x, "ffn_norm"), h)
+        normed = b.rms_norm(x, "ffn_norm")
+        x = x + (gated_ffn(b, normed, h) if h.experts is None else experts.moe(b, normed, h.experts))
     end(p, p.rms_norm(x, "output_norm"), h)
