@@ -136,6 +136,7 @@ def test_the_python_api_takes_or_refuses_every_file(folder: Path) -> None:
             assert "\n" not in message
             assert "\x1b" not in message or not file.names_file, name
             assert str(path) in message or not file.names_file, message
+            assert "; " in message or "raise_exception" in str(file.make()), message  # then what to do
             assert re.search(file.refused or "", message), f"{name}: {message}"
         else:
             assert not refuses("run", file), name

@@ -234,9 +234,11 @@ static pe_status create(pe_engine *e, pe_error *err) {
     e->scratch = pe_os_alloc(e->scratch_bytes);
     if (!e->kv || !e->arena || !e->scratch) {
         free(offsets);
-        return pe_fail(err, PE_ERR_MEMORY, NULL,
-                       "the system gives no memory for a KV cache of %.2f GB and a step of %.2f GB",
-                       (double)e->kv_bytes / 1e9, (double)working / 1e9);
+        return pe_fail(
+            err, PE_ERR_MEMORY, NULL,
+            "the system gives no memory for a KV cache of %.2f GB and a step of %.2f GB; ask for a shorter context "
+            "or fewer pages",
+            (double)e->kv_bytes / 1e9, (double)working / 1e9);
     }
     place_scratch(e, e->scratch);
     for (int32_t i = 0; i < m->n_values; i++) e->values[i] = (float *)(e->arena + offsets[i]);

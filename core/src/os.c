@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -225,6 +226,16 @@ static uint64_t meminfo(const char *text, const char *label) {
     return line ? strtoull(line + strlen(label), NULL, 10) * 1024 : 0;
 }
 
+// What `ulimit -v` leaves of addresses, of which a mapping takes its whole size, used or not.
+static uint64_t address_space_left(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+    char *text = pe_os_read_text("/proc/self/statm");
+    const uint64_t taken = text ? strtoull(text, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+    free(text);
+    return limit.rlim_cur > taken ? limit.rlim_cur - taken : 1;  // 0 would be "not known"
+}
+
 static void query_memory(pe_os_hardware *out) {
     char *text = pe_os_read_text("/proc/meminfo");
     if (!text) return;
@@ -232,6 +243,8 @@ static void query_memory(pe_os_hardware *out) {
     out->memory_available = meminfo(text, "MemAvailable:");
     if (!out->memory_available) out->memory_available = meminfo(text, "MemFree:") + meminfo(text, "\nCached:");
     free(text);
+    const uint64_t left = address_space_left();
+    if (left < out->memory_available) out->memory_available = left;
 }
 
 #else  // macOS

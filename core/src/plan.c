@@ -60,11 +60,13 @@ static pe_status matrix(checker *c, int i, int64_t cols, const pe_tensor **out) 
     const pe_tensor *t = pe_gguf_tensor(c->g, c->op->weights[i]);
     const pe_format_info *f = pe_format_by_type(t->type);
     if (t->n_dims > 2 || t->ne[2] != 1 || t->ne[3] != 1)
-        return BAD(c, "tensor '%s' has %d dimensions, a matrix has 2", t->name, t->n_dims);
+        return BAD(c, "tensor '%s' has %d dimensions, a matrix has 2; convert the model again", t->name, t->n_dims);
     if (t->ne[0] != cols)
         return BAD(c, "tensor '%s' has %lld columns, its input has %lld", t->name, (long long)t->ne[0],
                    (long long)cols);
-    if (!f->runs) return LACKS(c, "tensor '%s' is %s, which this version cannot run", t->name, f->name);
+    if (!f->runs)
+        return LACKS(c, "tensor '%s' is %s, which this version cannot run; take another quantization", t->name,
+                     f->name);
     if (t->ne[0] > MAX_WIDTH || t->ne[1] > MAX_WIDTH) return BAD(c, "tensor '%s' is too large", t->name);
     if (c->m->max_columns < cols) c->m->max_columns = cols;
     pe_tensor_use *use = &c->use[c->op->weights[i]];
@@ -81,7 +83,9 @@ static pe_status experts(checker *c, int i, int64_t n_experts, int64_t rows, int
     if (t->ne[0] != cols || t->ne[1] != rows || t->ne[2] != n_experts || t->ne[3] != 1)
         return BAD(c, "tensor '%s' is not [%lld, %lld, %lld]: experts, rows, columns", t->name, (long long)n_experts,
                    (long long)rows, (long long)cols);
-    if (!f->runs) return LACKS(c, "tensor '%s' is %s, which this version cannot run", t->name, f->name);
+    if (!f->runs)
+        return LACKS(c, "tensor '%s' is %s, which this version cannot run; take another quantization", t->name,
+                     f->name);
     if (c->m->max_columns < cols) c->m->max_columns = cols;
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->matrix < 0) {
@@ -101,7 +105,8 @@ static pe_status vector(checker *c, int i, int64_t n) {
     if (found != n)
         return BAD(c, "tensor '%s' has %lld values, %lld are needed", t->name, (long long)found, (long long)n);
     if (f->cls != PE_CLASS_F32 && f->cls != PE_CLASS_F16 && f->cls != PE_CLASS_BF16)
-        return LACKS(c, "tensor '%s' is %s, a vector is F32, F16 or BF16", t->name, f->info.name);
+        return LACKS(c, "tensor '%s' is %s, a vector is F32, F16 or BF16; convert the model again", t->name,
+                     f->info.name);
     pe_tensor_use *use = &c->use[c->op->weights[i]];
     if (use->vector < 0) use->vector = c->m->n_vectors++;
     c->to->weights[i] = use->vector;

@@ -86,7 +86,7 @@ def read(
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        norm_eps=keys.number(eps, 0.0, 1.0),
+        norm_eps=keys.number(eps, 0.0, 0.5),
         rotary=rope.read(gguf, keys, head_dim, context_length),
         pooling=_pooling(keys),
     )

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 from hostilefiles import with_values
+from program import python
 from tinymodel import write_tiny_llama
 
 from pyedge import LLM, ModelError, SamplingParams, _core
@@ -136,6 +137,27 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(with_values("token_embd.weight", float("nan"))())
     with LLM(path, threads=1) as llm, pytest.raises(ModelError, match="token 0: the logits after it are not finite; "):
         llm.logits([5, 6, 7])
+
+
+LIMITED = """
+import resource
+import sys
+from pyedge import LLM, SamplingParams, _core
+free = _core.machine()["memory_available"]
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 300_000_000,) * 2)
+assert 200_000_000 < _core.machine()["memory_available"] <= 300_000_000 < free
+llm = LLM(sys.argv[1], threads=1)
+print(len(llm.generate("the cat", SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux has such a limit")
+def test_a_limit_of_addresses_is_a_limit_of_memory(tmp_path: Path) -> None:
+    """`ulimit -v`: the KV cache that nobody asked for is no larger than it allows."""
+    path = write_tiny_llama(tmp_path / "m.gguf", context=2**28)
+    done = python("-c", LIMITED, str(path))
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 @pytest.mark.parametrize("when", [1, 2, 5])

@@ -198,10 +198,13 @@ FILES: dict[str, File] = {
             ("context_length", U32, 2**32 - 1, "context_length"),
             ("attention.layer_norm_rms_epsilon", F32, float("nan"), "epsilon"),
             ("attention.layer_norm_rms_epsilon", F32, float("inf"), "epsilon"),
+            ("attention.layer_norm_rms_epsilon", F32, 1.0, "llama.attention.layer_norm_rms_epsilon"),
         ]
     },
     "context_length 0": File(with_metadata(llama__context_length=(U32, 0)), None),
     "weights in a format without kernels": File(with_tensor(3, type=26), r"blk\.0\.attn_q\.weight' is I32", "run"),
+    "a norm of integers": File(with_tensor(1, type=26), "output_norm.weight.*is I32", "run"),
+    "a matrix of 4 dimensions": File(with_tensor(3, [72, 72, 1, 1]), "attn_q.weight.*4 dimensions", "run"),
     "weights in a format that was dropped": File(with_tensor(3, type=31), "attn_q.weight.*Q4_0_4_4 .*take the Q4_0"),
     "weights in an unknown format": File(
         with_tensor(3, type=9999), "attn_q.weight.*number 9999 .*another quantization"
