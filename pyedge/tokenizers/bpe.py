@@ -91,7 +91,7 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
     from tokenizers import models, pre_tokenizers
 
     if not merges:
-        raise ModelError("tokenizer.ggml.merges: empty or missing; a BPE model needs them, convert it again")
+        raise ModelError("tokenizer.ggml.merges: empty or missing; a BPE model needs them, convert the model again")
     texts, types = vocabulary.texts, vocabulary.types
     plain = {text: i for i, text in enumerate(texts) if types[i] in _MERGED and i not in vocabulary.raw}
     settings: Any = {"ignore_merges": rules.whole_words, "byte_fallback": not rules.byte_level}

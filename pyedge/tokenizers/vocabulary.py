@@ -92,7 +92,9 @@ class Vocabulary:
         found = gguf.get("tokenizer.ggml.token_type")
         types = list(found) if isinstance(found, Sequence) else [TokenType.NORMAL] * len(texts)
         if len(types) != len(texts):
-            raise ModelError(f"tokenizer.ggml.token_type: {len(types)} types for {len(texts)} tokens; convert it again")
+            raise ModelError(
+                f"tokenizer.ggml.token_type: {len(types)} types for {len(texts)} tokens; convert the model again"
+            )
         _mark_turns(texts, types)
         special_ids = {}
         for name in SPECIAL_IDS:
