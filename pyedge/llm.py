@@ -66,7 +66,8 @@ class LLM:
     max_model_len   tokens of prompt and output together; None: the model's context, or what the KV cache can hold
     kv_memory       bytes of KV cache, or '512MB', '2GiB'; None: four sequences of max_model_len, and at most a quarter
                     of the memory that is available
-    kv_type         'f16' or 'f32'; None: 'f16', with precision 'f32' 'f32'
+    kv_type         'f16', 'f32', 'q8_0' or 'q4_0' (half and a quarter of f16's memory; q4_0 costs quality that shows);
+                    None: 'f16', with precision 'f32' 'f32'
     threads         None: the machine's physical cores, within what the process may use
     device          'auto' or 'cpu'
     precision       'fast', or 'f32': float activations and KV cache, no integer kernels: the reference path

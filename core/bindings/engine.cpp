@@ -19,8 +19,8 @@ namespace py = pybind11;
 namespace {
 
 // Names of the C API's enums, in their order.
-const std::vector<std::string> PRECISIONS = {"fast", "f32"};  // pe_precision
-const std::vector<std::string> KV_TYPES = {"f32", "f16"};     // pe_kv_type
+const std::vector<std::string> PRECISIONS = {"fast", "f32"};               // pe_precision
+const std::vector<std::string> KV_TYPES = {"f32", "f16", "q8_0", "q4_0"};  // pe_kv_type
 
 std::int32_t index_of(const std::vector<std::string> &names, const std::string &name, const char *what) {
     const auto found = std::find(names.begin(), names.end(), name);

@@ -250,7 +250,13 @@ PE_API const char *pe_model_isa(const pe_model *m);
 
 typedef struct pe_engine pe_engine;
 
-typedef enum pe_kv_type { PE_KV_F32 = 0, PE_KV_F16 = 1 } pe_kv_type;
+typedef enum pe_kv_type {
+    PE_KV_F32 = 0,
+    PE_KV_F16 = 1,
+    PE_KV_Q8_0 = 2,  // 32 numbers of a head under an f16 scale, as in the weights of that name
+    PE_KV_Q4_0 = 3,
+    PE_N_KV_TYPES
+} pe_kv_type;
 
 typedef struct pe_engine_options {
     int32_t page_size;      // tokens per page: 8, 16 or 32

@@ -20,7 +20,7 @@ static size_t plus(size_t a, size_t b) {
 }
 
 static size_t layer_page_bytes(const pe_layer *l, int32_t page_size, int32_t kv_type) {
-    return 2 * (size_t)l->n_kv_heads * (size_t)l->head_dim * (size_t)page_size * pe_kv_bytes(kv_type);
+    return 2 * (size_t)l->n_kv_heads * pe_kv_head_bytes(kv_type, l->head_dim, page_size);
 }
 
 uint64_t pe_engine_page_bytes(const pe_model *m, int32_t page_size, int32_t kv_type) {
@@ -110,7 +110,7 @@ done:
 static pe_status check_options(const pe_engine_options *o, pe_error *err) {
     if (o->page_size != 8 && o->page_size != 16 && o->page_size != 32)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page_size %d: it must be 8, 16 or 32", o->page_size);
-    if (o->kv_type != PE_KV_F32 && o->kv_type != PE_KV_F16)
+    if (o->kv_type < 0 || o->kv_type >= PE_N_KV_TYPES)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "no such kv_type: %d", o->kv_type);
     const struct {
         const char *name;
@@ -409,7 +409,7 @@ pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error 
     for (int32_t layer = 0; layer < e->model->n_layers; layer++) {
         pe_kv_view kv = pe_engine_layer(e, layer);
         // kv_write takes all heads of a token at once; here one head at a time, each seen as a layer of its own.
-        const size_t head = (size_t)kv.head_dim * (size_t)kv.page_size * pe_kv_bytes(kv.type);
+        const size_t head = pe_kv_head_bytes(kv.type, kv.head_dim, kv.page_size);
         const int32_t n_kv_heads = kv.n_kv_heads;
         uint8_t *k = (uint8_t *)kv.k + (size_t)page * (size_t)n_kv_heads * head;
         uint8_t *v = (uint8_t *)kv.v + (size_t)page * (size_t)n_kv_heads * head;
@@ -458,5 +458,5 @@ pe_status pe_engine_explain(pe_engine *e, int32_t row, pe_error *err) {
     if (status != PE_OK) return status;
     return pe_fail(err, PE_ERR_NUMERIC, s.found[0] ? s.found : NULL,
                    "makes numbers that are not finite; its weights, or the keys and values it reads, are not sound "
-                   "(kv_type f32 helps when these are too large for f16)");
+                   "(kv_type f32 helps when these are too large for the cache)");
 }

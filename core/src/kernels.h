@@ -61,14 +61,25 @@ typedef struct pe_act {
 
 // Keys and values of one layer, as one sequence sees them through its block table.
 typedef struct pe_kv_view {
-    void *k;               // [n_pages, n_kv_heads, head_dim, page_size]: one lane is one key
-    void *v;               // [n_pages, n_kv_heads, page_size, head_dim]
+    void *k;               // [n_pages, n_kv_heads] of [head_dim, page_size]: one lane is one key; see cpu/kv.h
+    void *v;               // [n_pages, n_kv_heads] of [page_size, head_dim]
     const int32_t *table;  // [pages of the sequence]
     int32_t type;          // pe_kv_type
     int32_t page_size, n_kv_heads, head_dim;
 } pe_kv_view;
 
-static inline size_t pe_kv_bytes(int32_t type) { return type == PE_KV_F16 ? 2 : 4; }  // of one number
+enum { PE_KV_BLOCK = 32 };  // dims under one scale
+
+// Bytes of the numbers of one head at one position, without scales. q4_0 counts in sixteens of dims.
+static inline size_t pe_kv_row_bytes(int32_t type, int32_t head_dim) {
+    const size_t n = (size_t)head_dim;
+    return type == PE_KV_F32 ? 4 * n : type == PE_KV_F16 ? 2 * n : type == PE_KV_Q8_0 ? n : (n + 15) / 16 * 8;
+}
+// Bytes of the keys, or the values, of one head on a page.
+static inline size_t pe_kv_head_bytes(int32_t type, int32_t head_dim, int32_t page_size) {
+    const size_t scales = type == PE_KV_Q8_0 || type == PE_KV_Q4_0 ? ((size_t)head_dim + 31) / PE_KV_BLOCK * 2 : 0;
+    return (pe_kv_row_bytes(type, head_dim) + scales) * (size_t)page_size;
+}
 
 // The softmax state of one query row over some chunks: max score, sum of exp(score - max), and their weighted values.
 typedef struct pe_partial {

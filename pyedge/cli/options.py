@@ -49,8 +49,9 @@ _MODEL = [
     click.option(
         "--kv-type",
         type=_late(lambda core: click.Choice(core.KV_TYPES)),
-        metavar="[f16|f32]",
-        help="Type of the KV cache. [f16; with --precision f32, f32]",
+        metavar="[f16|f32|q4_0|q8_0]",
+        help="Type of the KV cache: q8_0 halves its memory; q4_0 quarters it, at a cost in quality. "
+        "[f16; with --precision f32, f32]",
     ),
     click.option(
         "--threads",

@@ -256,7 +256,7 @@ WRONG_OPTIONS: list[tuple[str, list[Any], str]] = [
     ("model", [5, None, b"x", LARGE], "model must be a path or a name"),
     ("device", ["cuda", 5, None, LARGE], "device .* is not in this build; choose from auto, cpu"),
     ("precision", ["f16", "", None, [], LARGE], "precision .* choose from fast, f32"),
-    ("kv_type", ["q8_0", "", 0, LARGE], "kv_type .* is not in this build; choose from"),
+    ("kv_type", ["q5_0", "", 0, LARGE], "kv_type .* is not in this build; choose from"),
     ("threads", [0, -1, _core.MAX_THREADS + 1, 2**40, 10**5000], f"threads must be from 1 to {_core.MAX_THREADS}, not"),
     ("threads", ["2", 1.0, True, LARGE], "threads must be an integer, not"),
     ("max_model_len", [1, 0, -(2**70)], "max_model_len must be from 2 up"),

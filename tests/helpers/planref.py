@@ -2,7 +2,7 @@
 
 Owns what every op of core/src/ops.def means, written as plainly as possible. Shares no code with the core: it has no
 pages, no batch and no panels. With precision="fast" the activations of quantized weights are rounded to 8 bits in
-blocks of 32 as the core does, and kv_type="f16" rounds keys and values, so that both can be compared closely.
+blocks of 32 as the core does, and kv_type rounds keys and values, so that both can be compared closely.
 """
 
 from __future__ import annotations
@@ -125,13 +125,42 @@ def _rope(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
     return [heads.reshape(x.shape)]
 
 
+def _cached_q8(x: Array) -> Array:
+    """To +-127 of a float16 scale in blocks of 32 of a head, the last of which may be shorter."""
+    scale = _per_block(x, lambda block: np.abs(block).max(axis=-1) / 127)
+    return np.clip(np.rint(_over(x, scale)), -127, 127) * scale
+
+
+def _cached_q4(x: Array) -> Array:
+    """To -8 to 7 of a float16 scale, whose sign makes the largest number -8."""
+    scale = _per_block(x, lambda b: np.take_along_axis(b, np.abs(b).argmax(axis=-1, keepdims=True), -1)[..., 0] / -8)
+    return np.clip(np.rint(_over(x, scale) + 8) - 8, -8, 7) * scale
+
+
+def _per_block(x: Array, scale: Callable[[Array], Array]) -> Array:
+    parts = np.split(x, range(32, x.shape[-1], 32), axis=-1)
+    scales = [np.repeat(scale(p)[..., None].astype(np.float16), p.shape[-1], axis=-1) for p in parts]
+    return np.concatenate(scales, axis=-1).astype(np.float64)
+
+
+def _over(x: Array, scale: Array) -> Array:
+    return np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
+
+
+CACHED: dict[str, Callable[[Array], Array]] = {  # by cache type: what is left of keys and values [T, heads, head_dim]
+    "f32": lambda x: x,
+    "f16": lambda x: x.astype(np.float16).astype(np.float64),
+    "q8_0": _cached_q8,
+    "q4_0": _cached_q4,
+}
+
+
 def _attention(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
     n_heads, n_kv, head_dim = int(p["n_heads"]), int(p["n_kv_heads"]), int(p["head_dim"])
     q, k, v = inputs
-    if c.kv_type == "f16":
-        k, v = k.astype(np.float16).astype(np.float64), v.astype(np.float16).astype(np.float64)
+    k, v = (CACHED[c.kv_type](x.reshape(len(x), n_kv, head_dim)) for x in (k, v))
     q = q.reshape(len(q), n_heads, head_dim)
-    k, v = (np.repeat(x.reshape(len(x), n_kv, head_dim), n_heads // n_kv, axis=1) for x in (k, v))
+    k, v = (np.repeat(x, n_heads // n_kv, axis=1) for x in (k, v))
     scores = _softcap(np.einsum("ihd,jhd->hij", q, k) * p["scale"], p["softcap"])
     ahead = np.arange(len(q))[None, :] - np.arange(len(q))[:, None]  # of key j before query i
     seen = ahead <= 0 if p["causal"] else np.ones_like(ahead, dtype=bool)

@@ -81,11 +81,31 @@ def test_shapes_f32(write: Write, shape: str) -> None:
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 32])
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("kv_type", _core.KV_TYPES)
 def test_pages_and_cache_types(write: Write, page_size: int, kv_type: str) -> None:
-    # A float32 key on the edge between two float16 numbers may fall either way, hence the second tolerance.
-    limit = 5e-5 if kv_type == "f32" else 3e-3
-    assert difference(write(**SHAPES["9-heads-3-kv-32"]), kv_type=kv_type, page_size=page_size).max() < limit
+    found = difference(write(**SHAPES["9-heads-3-kv-32"]), kv_type=kv_type, page_size=page_size)
+    # A key on the edge between two steps of the cache may fall either way, and spreads to all that follows.
+    assert found.max() < {"f32": 5e-5, "f16": 3e-3, "q8_0": 0.05, "q4_0": 0.5}[kv_type]
+    assert np.sqrt((found**2).mean()) < {"f32": 1e-5, "f16": 3e-4, "q8_0": 3e-3, "q4_0": 0.03}[kv_type]
+
+
+@pytest.mark.parametrize("kv_type", [t for t in _core.KV_TYPES if t != "f32"])
+@pytest.mark.parametrize("shape", ["9-heads-3-kv-32", "head-dim-80", "width-no-multiple-of-32", "head-dim-256"])
+def test_attention_over_every_cache_type(write: Write, shape: str, kv_type: str) -> None:
+    """By itself, on the core's own q, k and v: a step apart is one key's weight, and most are the same step."""
+    path = write(**SHAPES[shape])
+    runner = Runner(path, kv_type=kv_type)
+    oracle = planref.Oracle(runner.plan, path)
+    tokens = some_tokens(N_TOKENS, runner.model.n_vocab)
+    seen = runner.run_tapped(tokens)
+    made = {i: values for op in runner.plan.ops for i, values in zip(op.outputs, seen[op.name], strict=True)}
+    kinds = [info.name for info in _core.ops()]
+    for op in (op for op in runner.plan.ops if kinds[op.kind] == "attention"):
+        inputs = [made[i].astype(np.float64) for i in op.inputs]
+        (expected,) = oracle.apply(op, inputs, tokens, "f32", kv_type)
+        off = np.abs(made[op.outputs[0]] - expected) / expected.std()
+        assert np.median(off) < 1e-5
+        assert off.max() < (2e-3 if kv_type == "f16" else 0.03)
 
 
 @pytest.mark.parametrize("name", FORMATS)

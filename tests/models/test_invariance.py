@@ -18,7 +18,13 @@ from pyedge import _core
 
 # The scalar set is the plainest and slowest: a shorter sequence, which still crosses a page and an attention chunk.
 N_TOKENS = 70 if _core.active_isa() == "scalar" else 150
-SETTINGS = {"f32": ("f32", "f32"), "fast": ("fast", "f16"), "fast-kv-f32": ("fast", "f32")}  # precision, KV type
+SETTINGS = {  # precision, KV type
+    "f32": ("f32", "f32"),
+    "fast": ("fast", "f16"),
+    "fast-kv-f32": ("fast", "f32"),
+    "fast-kv-q8_0": ("fast", "q8_0"),
+    "fast-kv-q4_0": ("fast", "q4_0"),
+}
 # A matrix of every kernel class, 9 heads over 3.
 TYPES = {"": "Q4_0", "attn_q": "Q4_1", "attn_k": "Q8_0", "attn_v": "F16", "ffn_gate": "BF16", "output": "Q6_K"}
 

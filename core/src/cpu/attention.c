@@ -4,38 +4,43 @@
 // Slots past a query's own position may hold anything, NaN included: their scores are replaced, never multiplied.
 #include <math.h>
 
-#include "cpu.h"
+#include "kv.h"
 
 enum { CHUNK_VECTORS = PE_CHUNK / VL, ROWS_PER_TILE = 4 };
 
 typedef struct chunk {
-    const uint8_t *k[CHUNK_VECTORS];  // the page row d = 0 of each vector of keys
-    const uint8_t *v[PE_CHUNK / 8];   // first value row of each page
-    int64_t k_stride;                 // bytes from one d to the next
-    int n_vectors;                    // of keys that some query sees
+    const uint8_t *k[CHUNK_VECTORS];                                    // the vector's keys at d = 0
+    const uint8_t *v[PE_CHUNK / 8];                                     // first value row of each page
+    const uint16_t *k_scales[CHUNK_VECTORS], *v_scales[CHUNK_VECTORS];  // of the vector's keys, block 0; if quantized
+    int64_t k_stride;                                                   // bytes from one d to the next; q4_0: two d
+    int n_vectors;                                                      // of keys that some query sees
 } chunk;
-
-PE_INLINE vf load_kv(const int32_t type, const uint8_t *p) {
-    return type == PE_KV_F16 ? vf_load_f16((const uint16_t *)p) : vf_load((const float *)p);
-}
 
 // n: keys of the chunk that the last query of the call sees.
 static void open_chunk(const pe_kv_view *kv, int32_t kv_head, int32_t c, int n, chunk *out) {
-    const int size = (int)pe_kv_bytes(kv->type), per_page = kv->page_size / VL;
-    const int64_t head_bytes = (int64_t)kv->head_dim * kv->page_size * size;
-    out->k_stride = (int64_t)kv->page_size * size;
+    const int per_page = kv->page_size / VL;
+    const int64_t head_bytes = (int64_t)pe_kv_head_bytes(kv->type, kv->head_dim, kv->page_size);
+    const int64_t scales_at = kv_scales_at(kv->type, kv->head_dim, kv->page_size);
+    out->k_stride = kv_key_stride(kv->type, kv->page_size);
     out->n_vectors = (n + VL - 1) / VL;
     for (int page = 0; page * kv->page_size < n; page++) {
         const int64_t number = kv->table[c * (PE_CHUNK / kv->page_size) + page];
-        const int64_t at = (number * kv->n_kv_heads + kv_head) * head_bytes;
-        out->v[page] = (const uint8_t *)kv->v + at;
-        for (int i = 0; i < per_page; i++) out->k[page * per_page + i] = (const uint8_t *)kv->k + at + i * VL * size;
+        const uint8_t *k = (const uint8_t *)kv->k + (number * kv->n_kv_heads + kv_head) * head_bytes;
+        const uint8_t *v = (const uint8_t *)kv->v + (number * kv->n_kv_heads + kv_head) * head_bytes;
+        out->v[page] = v;
+        for (int i = 0; i < per_page; i++) {
+            const int at = page * per_page + i;
+            out->k[at] = k + i * VL * (out->k_stride / kv->page_size);
+            out->k_scales[at] = (const uint16_t *)(k + scales_at) + i * VL;
+            out->v_scales[at] = (const uint16_t *)(v + scales_at) + i * VL;
+        }
     }
 }
 
-// scores[r][64]: q_r . k_j for the vectors [v0, v0 + V), in order of d
+// scores[r][64]: q_r . k_j for the vectors [v0, v0 + V), in order of d; of quantized keys the sum over a block, in order
+// of d, times its scale, in order of blocks.
 PE_INLINE void score_tile(const int32_t type, const int R, const int V, const chunk *c, int v0, const float *const *q,
-                          int head_dim, float (*scores)[PE_CHUNK]) {
+                          int head_dim, int page_size, float (*scores)[PE_CHUNK]) {
     vf s[ROWS_PER_TILE][CHUNK_VECTORS];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -44,13 +49,29 @@ PE_INLINE void score_tile(const int32_t type, const int R, const int V, const ch
     const uint8_t *k[CHUNK_VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) k[v] = c->k[v0 + v];
-    for (int64_t d = 0, at = 0; d < head_dim; d++, at += c->k_stride)
+    const int block = kv_has_scales(type) ? PE_KV_BLOCK : head_dim;
+    for (int d0 = 0; d0 < head_dim; d0 += block) {
+        const int end = d0 + block < head_dim ? d0 + block : head_dim;
+        vf part[ROWS_PER_TILE][CHUNK_VECTORS];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) part[r][v] = vf_zero();
+        for (int d = d0; d < end; d++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) {
+                const vf key = kv_load_keys(type, k[v], c->k_stride, d);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) part[r][v] = vf_fma(vf_set1(q[r][d]), key, part[r][v]);
+            }
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
-            const vf key = load_kv(type, k[v] + at);
+            vf scale = vf_zero();
+            if (kv_has_scales(type)) scale = vf_load_f16(c->k_scales[v0 + v] + d0 / PE_KV_BLOCK * page_size);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) s[r][v] = vf_fma(vf_set1(q[r][d]), key, s[r][v]);
+            for (int r = 0; r < R; r++) s[r][v] = kv_has_scales(type) ? vf_fma(part[r][v], scale, s[r][v]) : part[r][v];
         }
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -58,18 +79,17 @@ PE_INLINE void score_tile(const int32_t type, const int R, const int V, const ch
 }
 
 PE_INLINE void score_rows(const int32_t type, const int R, const chunk *c, const float *const *q, int head_dim,
-                          float (*scores)[PE_CHUNK]) {
-    const int V = R == 1 ? 4 : 2;
+                          int page_size, float (*scores)[PE_CHUNK]) {
+    const int V = R == 1 ? 4 : kv_has_scales(type) ? 1 : 2;  // a quantized tile has twice as many sums
     int v = 0;
-    for (; v + V <= c->n_vectors; v += V) score_tile(type, R, V, c, v, q, head_dim, scores);
-    for (; v < c->n_vectors; v++) score_tile(type, R, 1, c, v, q, head_dim, scores);
+    for (; v + V <= c->n_vectors; v += V) score_tile(type, R, V, c, v, q, head_dim, page_size, scores);
+    for (; v < c->n_vectors; v++) score_tile(type, R, 1, c, v, q, head_dim, page_size, scores);
 }
 
 // acc[r][dims of V vectors] += sum over keys [j0, j1) of p[r][j] * value[j], in order of j
 PE_INLINE void value_tile(const int32_t type, const int R, const int V, const chunk *c, const pe_kv_view *kv, int d0,
-                          int j0, int j1, float (*const *scores)[PE_CHUNK], float *const *acc) {
-    const int size = (int)pe_kv_bytes(type);
-    const int64_t stride = (int64_t)kv->head_dim * size;
+                          int j0, int j1, const float *const *p, float *const *acc) {
+    const int64_t stride = kv_value_stride(type, kv->head_dim);
     vf s[ROWS_PER_TILE][8];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -77,13 +97,13 @@ PE_INLINE void value_tile(const int32_t type, const int R, const int V, const ch
         for (int v = 0; v < V; v++) s[r][v] = vf_load(acc[r] + d0 + v * VL);
     for (int j = j0; j < j1;) {
         const int page = j / kv->page_size, page_end = (page + 1) * kv->page_size, end = page_end < j1 ? page_end : j1;
-        const uint8_t *value = c->v[page] + (j - page * kv->page_size) * stride + (int64_t)d0 * size;
-        for (; j < end; j++, value += stride)
+        const uint8_t *row = c->v[page] + (j - page * kv->page_size) * stride;
+        for (; j < end; j++, row += stride)
 #pragma GCC unroll 8
             for (int v = 0; v < V; v++) {
-                const vf x = load_kv(type, value + v * VL * size);
+                const vf x = kv_load_values(type, row, d0 + v * VL);
 #pragma GCC unroll 4
-                for (int r = 0; r < R; r++) s[r][v] = vf_fma(vf_set1((*scores[r])[j]), x, s[r][v]);
+                for (int r = 0; r < R; r++) s[r][v] = vf_fma(vf_set1(p[r][j]), x, s[r][v]);
             }
     }
 #pragma GCC unroll 4
@@ -92,12 +112,25 @@ PE_INLINE void value_tile(const int32_t type, const int R, const int V, const ch
         for (int v = 0; v < V; v++) vf_store(acc[r] + d0 + v * VL, s[r][v]);
 }
 
+// p[r]: [64]. Of quantized values each weight is first multiplied by the scale of its key's block.
 PE_INLINE void value_rows(const int32_t type, const int R, const chunk *c, const pe_kv_view *kv, int j0, int j1,
-                          float (*const *scores)[PE_CHUNK], float *const *acc) {
-    const int V = R == 1 ? 8 : R == 2 ? 4 : 2;
-    int d = 0;
-    for (; d + V * VL <= kv->head_dim; d += V * VL) value_tile(type, R, V, c, kv, d, j0, j1, scores, acc);
-    for (; d < kv->head_dim; d += VL) value_tile(type, R, 1, c, kv, d, j0, j1, scores, acc);
+                          const float *const *p, float *const *acc) {
+    const int V = R == 1 ? (kv_has_scales(type) ? 4 : 8) : R == 2 ? 4 : 2;
+    const int block = kv_has_scales(type) ? PE_KV_BLOCK : kv->head_dim;
+    for (int d = 0; d < kv->head_dim;) {
+        const int end = d + block < kv->head_dim ? d + block : kv->head_dim;
+        float scaled[ROWS_PER_TILE][PE_CHUNK];
+        const float *weights[ROWS_PER_TILE];
+        for (int r = 0; r < R; r++) {
+            weights[r] = kv_has_scales(type) ? scaled[r] : p[r];
+            for (int v = j0 / VL; kv_has_scales(type) && v * VL < j1; v++) {
+                const vf scale = vf_load_f16(c->v_scales[v] + d / PE_KV_BLOCK * kv->page_size);
+                vf_store(scaled[r] + v * VL, vf_mul(vf_load(p[r] + v * VL), scale));
+            }
+        }
+        for (; d + V * VL <= end; d += V * VL) value_tile(type, R, V, c, kv, d, j0, j1, weights, acc);
+        for (; d < end; d += VL) value_tile(type, R, 1, c, kv, d, j0, j1, weights, acc);
+    }
 }
 
 // The partials of R query rows over one chunk. sees[r]: keys of the chunk that row r sees, at least one.
@@ -105,7 +138,7 @@ PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, con
                             const float *const *q, const pe_span *sees, pe_partial *const *out) {
     const pe_kv_view *kv = &a->kv;
     float scores[ROWS_PER_TILE][PE_CHUNK];
-    score_rows(type, R, c, q, kv->head_dim, scores);
+    score_rows(type, R, c, q, kv->head_dim, kv->page_size, scores);
     pe_span common = {0, PE_CHUNK};
     for (int r = 0; r < R; r++) {
         vf top = vf_set1(-INFINITY), sum = vf_zero();
@@ -132,9 +165,9 @@ PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, con
         if (end < common.end) common.end = end;
     }
     // Each row's values in order of the keys it sees, and no others: even a zero times a value could change a zero's sign.
-    float (*all[ROWS_PER_TILE])[PE_CHUNK];
+    const float *all[ROWS_PER_TILE];
     float *acc[ROWS_PER_TILE];
-    for (int r = 0; r < R; r++) all[r] = &scores[r], acc[r] = out[r]->acc;
+    for (int r = 0; r < R; r++) all[r] = scores[r], acc[r] = out[r]->acc;
     if (common.first >= common.end) common.first = common.end = PE_CHUNK;
     for (int r = 0; r < R; r++) {
         const int before = sees[r].end < common.first ? sees[r].end : common.first;
@@ -150,20 +183,24 @@ PE_INLINE void partial_rows(const int32_t type, const int R, const chunk *c, con
                                                         const pe_span *sees, pe_partial *const *out) {                \
         partial_rows(type, R, c, a, q, sees, out);                                                                    \
     }
-PARTIAL_FN(partial_f32_1, PE_KV_F32, 1)
-PARTIAL_FN(partial_f32_2, PE_KV_F32, 2)
-PARTIAL_FN(partial_f32_3, PE_KV_F32, 3)
-PARTIAL_FN(partial_f32_4, PE_KV_F32, 4)
-PARTIAL_FN(partial_f16_1, PE_KV_F16, 1)
-PARTIAL_FN(partial_f16_2, PE_KV_F16, 2)
-PARTIAL_FN(partial_f16_3, PE_KV_F16, 3)
-PARTIAL_FN(partial_f16_4, PE_KV_F16, 4)
+#define PARTIAL_FNS(name, type)   \
+    PARTIAL_FN(name##_1, type, 1) \
+    PARTIAL_FN(name##_2, type, 2) \
+    PARTIAL_FN(name##_3, type, 3) \
+    PARTIAL_FN(name##_4, type, 4)
+PARTIAL_FNS(partial_f32, PE_KV_F32)
+PARTIAL_FNS(partial_f16, PE_KV_F16)
+PARTIAL_FNS(partial_q8, PE_KV_Q8_0)
+PARTIAL_FNS(partial_q4, PE_KV_Q4_0)
 
 typedef void partial_fn(const chunk *c, const pe_attention *a, const float *const *q, const pe_span *sees,
                         pe_partial *const *out);
-static partial_fn *const partials_of[2][ROWS_PER_TILE] = {
-    [PE_KV_F32] = {partial_f32_1, partial_f32_2, partial_f32_3, partial_f32_4},
-    [PE_KV_F16] = {partial_f16_1, partial_f16_2, partial_f16_3, partial_f16_4},
+#define PARTIAL_ROW(name) {name##_1, name##_2, name##_3, name##_4}
+static partial_fn *const partials_of[PE_N_KV_TYPES][ROWS_PER_TILE] = {
+    [PE_KV_F32] = PARTIAL_ROW(partial_f32),
+    [PE_KV_F16] = PARTIAL_ROW(partial_f16),
+    [PE_KV_Q8_0] = PARTIAL_ROW(partial_q8),
+    [PE_KV_Q4_0] = PARTIAL_ROW(partial_q4),
 };
 
 // into: the state so far. Both weights go through the same exp, so that a merge is one fixed function of two partials.
@@ -271,25 +308,5 @@ void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, p
         for (int32_t c = first + 1; c < end; c++) merge(into, &partials[(int64_t)c * group + i], a->kv.head_dim);
         finish(into, sink_of(a, kv_head, group, i), a->kv.head_dim,
                a->out + row_offset(a, kv_head, group, t, i, a->ldo));
-    }
-}
-
-void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v) {
-    const int64_t page = kv->table[position / kv->page_size], slot = position % kv->page_size, dim = kv->head_dim;
-    for (int32_t h = 0; h < kv->n_kv_heads; h++, k += dim, v += dim) {
-        const int64_t at = (page * kv->n_kv_heads + h) * dim * kv->page_size;
-        if (kv->type == PE_KV_F16) {
-            uint16_t *to_k = (uint16_t *)kv->k + at + slot, *to_v = (uint16_t *)kv->v + at + slot * dim;
-            for (int64_t d = 0; d < dim; d += VL) {
-                uint16_t half[VL];
-                vf_store_f16(half, vf_load(k + d));
-                for (int i = 0; i < VL; i++) to_k[(d + i) * kv->page_size] = half[i];
-                vf_store_f16(to_v + d, vf_load(v + d));
-            }
-        } else {
-            float *to_k = (float *)kv->k + at + slot, *to_v = (float *)kv->v + at + slot * dim;
-            for (int64_t d = 0; d < dim; d++) to_k[d * kv->page_size] = k[d];
-            memcpy(to_v, v, (size_t)dim * sizeof *v);
-        }
     }
 }

@@ -1,0 +1,100 @@
+// Writes keys and values to the cache, a token at a time.
+#include <math.h>
+
+#include "kv.h"
+
+// Rounds a block to q * scale, as Q8_0 and Q4_0 weights are. Returns the scale's bits; NaN stays NaN.
+static uint16_t round_q8(const float *x, int n, int8_t *q) {
+    float top = 0;
+    bool nan = false;
+    for (int i = 0; i < n; i++) {
+        nan |= isnan(x[i]);
+        top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
+    }
+    const uint16_t bits = pe_f32_to_f16(nan ? NAN : top / 127.0f);
+    const float scale = pe_f16_to_f32(bits), inverse = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < n; i++) {
+        const float v = x[i] * inverse;
+        q[i] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : isnan(v) ? 0 : lrintf(v));
+    }
+    return bits;
+}
+
+// The largest number becomes -8, whatever its sign.
+static uint16_t round_q4(const float *x, int n, uint8_t *q) {
+    float top = 0;
+    bool nan = false;
+    for (int i = 0; i < n; i++) {
+        nan |= isnan(x[i]);
+        top = fabsf(x[i]) > fabsf(top) ? x[i] : top;
+    }
+    const uint16_t bits = pe_f32_to_f16(nan ? NAN : top / -8.0f);
+    const float scale = pe_f16_to_f32(bits), inverse = scale != 0 && !isnan(scale) ? 1 / scale : 0;
+    for (int i = 0; i < n; i++) {
+        const float v = x[i] * inverse + 8;
+        q[i] = (uint8_t)(v > 15 ? 15 : v > 0 ? lrintf(v) : 0);
+    }
+    return bits;
+}
+
+static void put_nibble(uint8_t *byte, int high, uint8_t q) {
+    *byte = (uint8_t)(high ? (*byte & 0x0f) | q << 4 : (*byte & 0xf0) | q);
+}
+
+static void write_q8(const pe_kv_view *kv, uint8_t *to_k, uint8_t *to_v, int64_t slot, const float *k, const float *v) {
+    const int32_t page = kv->page_size, dim = kv->head_dim;
+    uint16_t *k_scales = (uint16_t *)(to_k + kv_scales_at(PE_KV_Q8_0, dim, page));
+    uint16_t *v_scales = (uint16_t *)(to_v + kv_scales_at(PE_KV_Q8_0, dim, page));
+    for (int d = 0; d < dim; d += PE_KV_BLOCK) {
+        const int n = dim - d < PE_KV_BLOCK ? dim - d : PE_KV_BLOCK;
+        int8_t q[PE_KV_BLOCK];
+        k_scales[d / PE_KV_BLOCK * page + slot] = round_q8(k + d, n, q);
+        for (int i = 0; i < n; i++) to_k[(d + i) * page + slot] = (uint8_t)q[i];
+        v_scales[d / PE_KV_BLOCK * page + slot] = round_q8(v + d, n, (int8_t *)to_v + slot * dim + d);
+    }
+}
+
+static void write_q4(const pe_kv_view *kv, uint8_t *to_k, uint8_t *to_v, int64_t slot, const float *k, const float *v) {
+    const int32_t page = kv->page_size, dim = kv->head_dim;
+    uint16_t *k_scales = (uint16_t *)(to_k + kv_scales_at(PE_KV_Q4_0, dim, page));
+    uint16_t *v_scales = (uint16_t *)(to_v + kv_scales_at(PE_KV_Q4_0, dim, page));
+    uint8_t *row = to_v + slot * kv_value_stride(PE_KV_Q4_0, dim);
+    for (int d = 0; d < dim; d += PE_KV_BLOCK) {
+        const int n = dim - d < PE_KV_BLOCK ? dim - d : PE_KV_BLOCK;
+        uint8_t q[PE_KV_BLOCK];
+        k_scales[d / PE_KV_BLOCK * page + slot] = round_q4(k + d, n, q);
+        for (int i = 0; i < n; i++) put_nibble(&to_k[(d + i) / 2 * page + slot], i & 1, q[i]);
+        v_scales[d / PE_KV_BLOCK * page + slot] = round_q4(v + d, n, q);
+        for (int i = 0; i < n; i++) put_nibble(&row[(d + i) / 16 * 8 + i % 8], i & 8, q[i]);
+    }
+}
+
+static void write_f16(const pe_kv_view *kv, uint16_t *to_k, uint16_t *to_v, int64_t slot, const float *k,
+                      const float *v) {
+    for (int64_t d = 0; d < kv->head_dim; d += VL) {
+        uint16_t half[VL];
+        vf_store_f16(half, vf_load(k + d));
+        for (int i = 0; i < VL; i++) to_k[(d + i) * kv->page_size + slot] = half[i];
+        vf_store_f16(to_v + slot * kv->head_dim + d, vf_load(v + d));
+    }
+}
+
+static void write_f32(const pe_kv_view *kv, float *to_k, float *to_v, int64_t slot, const float *k, const float *v) {
+    for (int64_t d = 0; d < kv->head_dim; d++) to_k[d * kv->page_size + slot] = k[d];
+    memcpy(to_v + slot * kv->head_dim, v, (size_t)kv->head_dim * sizeof *v);
+}
+
+void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v) {
+    const int64_t page = kv->table[position / kv->page_size], slot = position % kv->page_size;
+    const int64_t bytes = (int64_t)pe_kv_head_bytes(kv->type, kv->head_dim, kv->page_size);
+    for (int32_t h = 0; h < kv->n_kv_heads; h++, k += kv->head_dim, v += kv->head_dim) {
+        uint8_t *to_k = (uint8_t *)kv->k + (page * kv->n_kv_heads + h) * bytes;
+        uint8_t *to_v = (uint8_t *)kv->v + (page * kv->n_kv_heads + h) * bytes;
+        switch (kv->type) {
+        case PE_KV_F32: write_f32(kv, (float *)to_k, (float *)to_v, slot, k, v); break;
+        case PE_KV_F16: write_f16(kv, (uint16_t *)to_k, (uint16_t *)to_v, slot, k, v); break;
+        case PE_KV_Q8_0: write_q8(kv, to_k, to_v, slot, k, v); break;
+        default: write_q4(kv, to_k, to_v, slot, k, v); break;
+        }
+    }
+}
