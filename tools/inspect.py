@@ -101,8 +101,7 @@ def weight_problems(gguf: _core.Gguf, progress: Callable[[int, int], None] | Non
     with ThreadPoolExecutor(_core.machine()["default_threads"]) as pool:
         for batch, found in zip(batches, pool.map(partial(_faults, gguf), batches), strict=True):
             for (tensor, _, n), fault in zip(batch, found, strict=True):
-                known = faults[tensor.name]
-                faults[tensor.name] = known or fault or (known if fault is None else fault)
+                faults[tensor.name] = _worse(faults[tensor.name], fault)
                 done += tensor.n_bytes * n // math.prod(tensor.shape[1:])
             if progress is not None:
                 progress(done, total)
@@ -144,6 +143,11 @@ def _batches(tensors: list[_core.TensorInfo]) -> Iterator[list[_Piece]]:
 
 def _faults(gguf: _core.Gguf, batch: list[_Piece]) -> list[str | None]:
     return [_fault(gguf, *piece) for piece in batch]
+
+
+def _worse(a: str | None, b: str | None) -> str | None:
+    """What `_fault` says of two parts of a tensor, for both: a fault counts, then a value that is not zero."""
+    return a or b or (None if a is b is None else "")
 
 
 def _fault(gguf: _core.Gguf, tensor: _core.TensorInfo, first: int, n: int) -> str | None:

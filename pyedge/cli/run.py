@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from pyedge.cli.options import load, locate, model_options, sampling, sampling_o
 from pyedge.cli.streams import print_json, read_input, text_of
 
 if TYPE_CHECKING:
+    from pyedge.engine.request import TokenEvent
     from pyedge.engine.sampling_params import SamplingParams
     from pyedge.llm import LLM
 
@@ -68,12 +70,15 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
             "cached_tokens": out.metrics.cached_tokens,
         }
         print_json(document)
-        return
+    else:
+        _write(llm, llm.stream(prompt, params) if raw else llm.stream_chat(messages, params), params)
 
+
+def _write(llm: LLM, events: Iterable[TokenEvent], params: SamplingParams) -> None:
+    """Text as it comes, then what standard error is told: log-probabilities, and why the answer ends early."""
     from pyedge.cli.terminal import harmless
 
     plain = not sys.stdout.isatty()
-    events = llm.stream(prompt, params) if raw else llm.stream_chat(messages, params)
     steps: list[dict[str, Any]] = []
     text, reason, n_tokens = "", None, 0
     try:
@@ -94,9 +99,8 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
     for step in steps:
         top = "  ".join(f"{t['text']!r} {t['logprob']:.3f}" for t in step["top"])
         click.echo(f"{step['logprob']:9.4f}  {step['text']!r:16} {top}", err=True)
-    if reason == "length" and (
-        n_tokens != params.max_tokens or sys.stderr.isatty()
-    ):  # a script knows what it asked for
+    as_asked = n_tokens == params.max_tokens  # which a script knows
+    if reason == "length" and (not as_asked or sys.stderr.isatty()):
         click.secho(f"note: {_why_cut(llm, n_tokens, params)}", dim=True, err=True)
 
 
