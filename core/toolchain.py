@@ -12,15 +12,25 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Flags each instruction set needs beyond the baseline. The folder `src/isa/<name>` holds its vocabulary.
-ISAS: dict[str, list[str]] = {"scalar": []}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    ISAS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
-    ISAS["avx512"] = [*ISAS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+# Flags that each instruction set of an architecture needs beyond the baseline, worst set first. The folder
+# `src/isa/<name>` holds its vocabulary. Every architecture has `scalar` besides.
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_FLAGS: dict[str, dict[str, list[str]]] = {
+    "x86_64": {
+        "avx2": _AVX2,
+        "avxvnni": [*_AVX2, "-mavxvnni"],
+        "avx512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
+    },
+    "aarch64": {"neon": ["-march=armv8.2-a+dotprod"]},
+}
+_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+# Where a set's kernels find the headers that its own folder lacks.
+BASES = {"avxvnni": "avx2"}
 
 # Kernels that take another set's vocabulary, and only the flags from their own. Attention steps through heads and pages
 # by whole vectors, and both may be 8 wide.
@@ -39,22 +49,46 @@ C_FLAGS = ["-std=c11", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"
 CXX_FLAGS = ["-std=c++17"]
 
 
+def compiler() -> list[str]:
+    """The C compiler, as a command."""
+    return shlex.split(os.environ.get("CC", "cc"))
+
+
+def isas(machine: str | None = None, cc: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The instruction sets of `machine` (as in platform.machine(); None: this one), worst first, with their flags.
+
+    Sets that the compiler `cc` is too old for are left out. Raises FileNotFoundError where it is not there.
+    """
+    name = (machine or platform.machine()).lower()
+    sets = {"scalar": []} | _FLAGS.get(_ALIASES.get(name, name), {})
+    return {isa: flags for isa, flags in sets.items() if not flags or _knows(cc or compiler(), flags)}
+
+
 def compile_all(
-    core: Path, out: Path, *, bindings: bool, includes: Sequence[str] = (), extra: Sequence[str] = ()
+    core: Path,
+    out: Path,
+    *,
+    bindings: bool,
+    includes: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    cc: Sequence[str] = (),
+    sets: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Path]:
     """Compiles the core under `core` into objects under `out`, in parallel, and returns them.
 
     `bindings` adds core/bindings (C++, needs the include folders of Python and pybind11 in `includes`); `extra` flags
-    (sanitizers, -Werror) go to every file. An object newer than its source and every header is kept.
+    (sanitizers, -Werror) go to every file. `cc` and `sets` (instruction sets and their flags) are given for
+    another machine than this one. An object newer than its source and every header is kept.
     """
     extra = [*extra, *shlex.split(os.environ.get("PYEDGE_CFLAGS", ""))]
-    cc, cxx = shlex.split(os.environ.get("CC", "cc")), shlex.split(os.environ.get("CXX", "c++"))
-    c = [*cc, *COMMON, *C_FLAGS, f"-I{core / 'include'}", f"-I{core / 'src'}", *isa_defines(), *extra]
-    jobs = [(s, out / "core" / f"{s.stem}.o", c) for s in sorted((core / "src").glob("*.c"))]
-    for isa, flags in ISAS.items():
+    cc, cxx = cc or compiler(), shlex.split(os.environ.get("CXX", "c++"))
+    sets = isas(cc=cc) if sets is None else sets
+    c = [*cc, *COMMON, *C_FLAGS, f"-I{core / 'include'}", f"-I{core / 'src'}", *extra]
+    jobs = [(s, out / "core" / f"{s.stem}.o", [*c, *isa_defines(sets)]) for s in sorted((core / "src").glob("*.c"))]
+    for isa, flags in sets.items():
         for s in sorted((core / "src" / "cpu").glob("*.c")):
-            vocabulary = core / "src" / "isa" / BORROWED.get((isa, s.stem), isa)
-            jobs.append((s, out / isa / f"{s.stem}.o", [*c, f"-I{vocabulary}", f"-DPE_ISA={isa}", *flags]))
+            isa_command = [*c, *flags, *vocabulary(core, isa, s.stem), f"-DPE_ISA={isa}"]
+            jobs.append((s, out / isa / f"{s.stem}.o", isa_command))
     if bindings:
         cpp = [*cxx, *COMMON, *CXX_FLAGS, f"-I{core / 'include'}", *(f"-isystem{i}" for i in includes), *extra]
         jobs += [(s, out / "bindings" / f"{s.stem}.o", cpp) for s in sorted((core / "bindings").glob("*.cpp"))]
@@ -64,9 +98,19 @@ def compile_all(
     return [obj for _, obj, _ in jobs]
 
 
-def isa_defines() -> list[str]:
+def vocabulary(core: Path, isa: str, kernel: str) -> list[str]:
+    """The include flags under which `src/cpu/<kernel>.c` finds what it is written in, for one instruction set."""
+    name = BORROWED.get((isa, kernel), isa)
+    return [f"-I{core / 'src' / 'isa' / folder}" for folder in (name, BASES.get(name)) if folder]
+
+
+def isa_defines(sets: Iterable[str]) -> list[str]:
     """One -D per instruction set in this build, for the table in src/isa.c."""
-    return [f"-DPE_HAVE_{isa.upper()}" for isa in ISAS]
+    return [f"-DPE_HAVE_{isa.upper()}" for isa in sets]
+
+
+def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
+    return subprocess.run([*cc, *flags, "-E", "-x", "c", os.devnull], capture_output=True).returncode == 0
 
 
 def _compile(source: Path, obj: Path, command: Sequence[str], newest_header: float) -> None:

@@ -9,8 +9,14 @@ extern const pe_kernels pe_kernels_scalar;
 #ifdef PE_HAVE_AVX2
 extern const pe_kernels pe_kernels_avx2;
 #endif
+#ifdef PE_HAVE_AVXVNNI
+extern const pe_kernels pe_kernels_avxvnni;
+#endif
 #ifdef PE_HAVE_AVX512
 extern const pe_kernels pe_kernels_avx512;
+#endif
+#ifdef PE_HAVE_NEON
+extern const pe_kernels pe_kernels_neon;
 #endif
 
 static const pe_kernels *const sets[] = {
@@ -18,8 +24,14 @@ static const pe_kernels *const sets[] = {
 #ifdef PE_HAVE_AVX2
     &pe_kernels_avx2,
 #endif
+#ifdef PE_HAVE_AVXVNNI
+    &pe_kernels_avxvnni,
+#endif
 #ifdef PE_HAVE_AVX512
     &pe_kernels_avx512,
+#endif
+#ifdef PE_HAVE_NEON
+    &pe_kernels_neon,
 #endif
 };
 enum { N_SETS = sizeof sets / sizeof sets[0] };

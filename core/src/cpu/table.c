@@ -1,5 +1,6 @@
 // The kernel table of this instruction set.
 #include "cpu.h"
+#include "supported.h"
 
 #define PE_TEXT_(x) #x
 #define PE_TEXT(x) PE_TEXT_(x)

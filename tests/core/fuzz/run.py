@@ -48,7 +48,7 @@ def build(kinds: list[str]) -> dict[str, Path]:
     plain = coreprograms.build("plain", programs=[])
     kernels = [str(o) for isa in coreprograms.ISAS for o in sorted((plain / isa).glob("*.o"))]
     compiler, toolchain, core = clang(), coreprograms.toolchain, coreprograms.CORE
-    flags = [*toolchain.COMMON, *toolchain.C_FLAGS, *toolchain.isa_defines(), *FLAGS]
+    flags = [*toolchain.COMMON, *toolchain.C_FLAGS, *toolchain.isa_defines(coreprograms.ISAS), *FLAGS]
     flags += [f"-I{core / 'include'}", f"-I{core / 'src'}"]
     WORK.mkdir(parents=True, exist_ok=True)
 

@@ -3,7 +3,6 @@
 #ifndef PE_VEC_H
 #define PE_VEC_H
 
-#include <cpuid.h>
 #include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,12 +14,6 @@ enum { VL = 8 };  // lanes
 
 typedef __m256 vf;
 typedef __m256i vi;
-
-PE_INLINE bool v_supported(void) {  // clang 14 knows no __builtin_cpu_supports("f16c")
-    unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
-           (c & bit_F16C) != 0;
-}
 
 // ---- float ----
 PE_INLINE vf vf_zero(void) { return _mm256_setzero_ps(); }
@@ -103,6 +96,11 @@ PE_INLINE void vi_store_i8(int8_t *p, vi x) {  // lanes already within int8
     __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(w, w));
 }
+
+#ifndef V_REGISTER
+#define V_REGISTER "+v"  // of an operand that stays in a vector register; tests/core/emulated has no such registers
+#endif
+PE_INLINE void v_touch(vi *x) { __asm__ volatile("" : V_REGISTER(*x)); }  // the compiler takes *x for changed
 
 PE_INLINE void v_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 

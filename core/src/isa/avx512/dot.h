@@ -68,7 +68,7 @@ PE_INLINE void dot_peak(vi w, const vi *x, vi *s) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         s[i] = _mm512_dpbusd_epi32(s[i], w, x[i]);
-        __asm__("" : "+v"(s[i]));  // gcc otherwise moves each sum to another register and back
+        v_touch(&s[i]);  // gcc otherwise moves each sum to another register and back
     }
 }
 

@@ -15,12 +15,6 @@ enum { VL = 16 };  // lanes
 typedef __m512 vf;
 typedef __m512i vi;
 
-PE_INLINE bool v_supported(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-}
-
 // ---- float ----
 PE_INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
 PE_INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
@@ -93,6 +87,11 @@ PE_INLINE vi vf_as_i32(vf x) { return _mm512_castps_si512(x); }
 PE_INLINE void vi_store_i8(int8_t *p, vi x) {  // lanes already within int8
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x));
 }
+
+#ifndef V_REGISTER
+#define V_REGISTER "+v"  // of an operand that stays in a vector register; tests/core/emulated has no such registers
+#endif
+PE_INLINE void v_touch(vi *x) { __asm__ volatile("" : V_REGISTER(*x)); }  // the compiler takes *x for changed
 
 PE_INLINE void v_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 

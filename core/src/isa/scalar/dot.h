@@ -44,7 +44,7 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
 
 // The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8].
 PE_INLINE void dot_peak(vi w, const vi *x, vi *s) {
-    __asm__ volatile("" : "+m"(w));  // or the products would be computed once for all rounds
+    v_touch(&w);  // or the products would be computed once for all rounds
     uint8_t unsigned_lanes[4 * VL];
     memcpy(unsigned_lanes, &w, sizeof unsigned_lanes);
     for (int i = 0; i < 8; i++) {

@@ -22,8 +22,6 @@ typedef struct vi {
     int32_t x[VL];
 } vi;
 
-PE_INLINE bool v_supported(void) { return true; }
-
 #define PE_MAP(type, expression)       \
     type out_;                         \
     PE_EACH out_.x[i_] = (expression); \
@@ -94,6 +92,8 @@ PE_INLINE vi vf_to_i32(vf x) { PE_MAP(vi, pe_round_i32(x.x[i_])); }
 PE_INLINE vf vi_as_f32(vi x) { PE_MAP(vf, pe_bits_f32((uint32_t)x.x[i_])); }
 PE_INLINE vi vf_as_i32(vf x) { PE_MAP(vi, (int32_t)pe_f32_bits(x.x[i_])); }
 PE_INLINE void vi_store_i8(int8_t *p, vi x) { PE_EACH p[i_] = (int8_t)x.x[i_]; }
+
+PE_INLINE void v_touch(vi *x) { __asm__ volatile("" : "+m"(*x)); }  // the compiler takes *x for changed
 
 PE_INLINE void v_prefetch(const void *p) { (void)p; }
 
