@@ -35,6 +35,7 @@ SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperat
 SPACE = "\u2581"  # what a space is in the pieces of some vocabularies
 _LONGEST = 256  # characters of a special text that is looked for
 _LARGEST = 2_000_000  # characters of all of them: a second of compiling for each million
+_MOST = 1 << 20  # tokens; the largest vocabulary that is known, XLM-V's, has 901,629
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _SPACES = re.compile(r"\s*")
 _DEEPEST_TRIE = 16  # nested groups of a regular expression; beyond, alternatives stand side by side
@@ -89,6 +90,11 @@ class Vocabulary:
         texts, raw = read_texts(gguf, "tokenizer.ggml.tokens")
         if not texts:
             raise ModelError("tokenizer.ggml.tokens: empty or missing; this file has no vocabulary, use a complete one")
+        if len(texts) > _MOST:
+            raise ModelError(
+                f"tokenizer.ggml.tokens: {len(texts)} tokens; {_MOST} is the most there may be; the file is damaged, "
+                "convert the model again"
+            )
         found = gguf.get("tokenizer.ggml.token_type")
         types = list(found) if isinstance(found, Sequence) else [TokenType.NORMAL] * len(texts)
         if len(types) != len(texts):
@@ -106,7 +112,19 @@ class Vocabulary:
                 special_ids[name] = token
             else:
                 log.warning("%s: %r is outside the vocabulary of %d tokens; ignored", key, token, len(texts))
-        return cls(texts, types, raw, special_ids)
+        vocabulary = cls(texts, types, raw, special_ids)
+        vocabulary._check_specials()
+        return vocabulary
+
+    def _check_specials(self) -> None:
+        """At once: libraries take seconds and a gigabyte over a vocabulary that is nothing else."""
+        found = self.texts_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        size = sum(map(len, found))
+        if size > _LARGEST:
+            raise ModelError(
+                f"tokenizer.ggml.token_type: the {len(found)} special tokens have {size} characters; {_LARGEST} "
+                "is the most there may be; the file is damaged, convert the model again"
+            )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -172,12 +190,6 @@ class SpecialTokens:
         self.control = vocabulary.texts_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self._user_defined = vocabulary.texts_of(TokenType.USER_DEFINED)
         self._all = self._user_defined | self.control
-        size = sum(map(len, self._all))
-        if size > _LARGEST:
-            raise ModelError(
-                f"tokenizer.ggml.token_type: the {len(self._all)} special tokens have {size} characters; {_LARGEST} "
-                "is the most there may be; the file is damaged, convert the model again"
-            )
         # At once, while a model's weights are being loaded by another thread: Gemma has 6,000 of these, 50 ms.
         self._all_pattern = re.compile(longest_of(self._all))
 

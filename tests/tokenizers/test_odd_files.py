@@ -9,6 +9,7 @@ import pytest
 from ggufbytes import Type, write_gguf
 
 from pyedge import _core
+from pyedge import tokenizers as tokenizers_module
 from pyedge.errors import ModelError
 from pyedge.tokenizers import Tokenizer
 
@@ -65,3 +66,22 @@ def test_any_value_of_any_key(model: str, key: str, tmp_path: Path) -> None:
         assert all(0 <= i < tokenizer.n_vocab for i in ids)
         tokenizer.decode(ids)
     assert worked < len(VALUES) or key not in ("tokens", "token_type")
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gemma4", "llama", "t5", "bert"])
+@pytest.mark.parametrize(
+    ("tokens", "kind", "said"),
+    [
+        ([""] * (2**20 + 1), 1, r"tokens: 1048577 tokens; 1048576 is the most there may be; the file is damaged"),
+        ([f"<{i:0199}>" for i in range(10_000)], 3, r"token_type: the 10000 special tokens have 2010000 characters; "),
+        ([f"<{i:0199}>" for i in range(10_000)], 4, r"token_type: the 10000 special tokens have 2010000 characters; "),
+    ],
+)
+def test_floods_are_refused_before_a_library_is_built(
+    model: str, tokens: list[str], kind: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take seconds, and a gigabyte."""
+    monkeypatch.setattr(tokenizers_module, "_KINDS", {model: pytest.fail})
+    metadata = {"model": model, "tokens": tokens, "token_type": [kind] * len(tokens), "pre": "gpt-2"}
+    with pytest.raises(ModelError, match=rf"^tokenizer\.ggml\.{said}"):
+        Tokenizer.from_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
