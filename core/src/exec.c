@@ -2,37 +2,22 @@
 // the pool's threads claim; how it is cut never changes a bit, since each item computes whole rows, panels or chunks.
 #include <math.h>
 
-#include "engine.h"
+#include "exec.h"
 #include "os.h"
 #include "threads.h"
 
 enum {
-    SERIAL_FLOATS = 32768,  // element-wise work below this is done by the caller: waking others costs more
-    STREAM_BYTES = 32768,   // weights per item when few tokens share them: small, so that no thread waits for another
-    ITEM_PANELS = 8,        // panels per item when many tokens do
-    ITEM_TOKENS = 128,      // tokens per item then
-    SPLIT_CHUNKS = 8,       // attention chunks per item when a context is cut
+    STREAM_BYTES = 32768,  // weights per item when few tokens share them: small, so that no thread waits for another
+    ITEM_PANELS = 8,       // panels per item when many tokens do
+    ITEM_TOKENS = 128,     // tokens per item then
+    SPLIT_CHUNKS = 8,      // attention chunks per item when a context is cut
 };
-
-typedef struct run {
-    pe_engine *e;
-    const pe_model *m;
-    const pe_kernels *k;
-    const pe_step *s;
-    const pe_plan_op *op;
-    int width;  // threads
-} run;
-
-static float *in(const run *r, int i) { return r->e->values[r->op->inputs[i]]; }
-static float *out(const run *r, int i) { return r->e->values[r->op->outputs[i]]; }
-static int64_t in_width(const run *r, int i) { return r->m->widths[r->op->inputs[i]]; }
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- row by row ------------------------------------------------------------------------------------------------------
 
 typedef struct row_job {
     const run *r;
-    void (*row)(const run *r, int64_t token);
+    void (*row)(const run *r, int64_t i);
     int64_t rows, per_item;
 } row_job;
 
@@ -42,7 +27,7 @@ static void rows_item(void *ctx, int64_t item, int worker) {
     for (int64_t t = item * j->per_item; t < least((item + 1) * j->per_item, j->rows); t++) j->row(j->r, t);
 }
 
-static void each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(const run *r, int64_t token)) {
+void pe_each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(const run *r, int64_t i)) {
     if (rows == 0) return;  // a step that asks for no embedding yet
     row_job j = {r, row, rows, rows};
     if (rows * row_width > SERIAL_FLOATS) j.per_item = SERIAL_FLOATS / 4 / row_width + 1;
@@ -54,11 +39,6 @@ static void embed_row(const run *r, int64_t t) {
     const int64_t by = r->op->embed.by;
     const int64_t row = by == PE_EMBED_TOKEN ? r->s->tokens[t] : by == PE_EMBED_POSITION ? r->s->positions[t] : 0;
     r->k->unpack_row(w, row, out(r, 0) + t * w->cols);
-}
-
-static const float *vector_of(const run *r, int slot) {
-    const int32_t i = r->op->weights[slot];
-    return i >= 0 ? r->m->vectors[i] : NULL;
 }
 
 // From one group's weight to the next one's: none, where the vector is one group long.
@@ -146,16 +126,18 @@ static void pool_row(const run *r, int64_t i) {
     r->k->scale(y, 1 / (float)(end - first), n, y);
 }
 
-static void run_embed(const run *r) { each_row(r, r->s->n_tokens, 8 * r->op->embed.d_model, embed_row); }
-static void run_rms_norm(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), rms_norm_row); }
-static void run_layer_norm(const run *r) { each_row(r, r->s->n_tokens, 2 * in_width(r, 0), layer_norm_row); }
-static void run_split(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), split_row); }
-static void run_rope_table(const run *r) { each_row(r, r->s->n_tokens, 64 * r->op->rope_table.n_rot, rope_table_row); }
-static void run_rope(const run *r) { each_row(r, r->s->n_tokens, 2 * in_width(r, 0), rope_row); }
-static void run_activation(const run *r) { each_row(r, r->s->n_tokens, 4 * in_width(r, 0), activation_row); }
-static void run_add(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), add_row); }
-static void run_scale(const run *r) { each_row(r, r->s->n_tokens, in_width(r, 0), scale_row); }
-static void run_pool(const run *r) { each_row(r, r->s->n_rows, 64 * in_width(r, 0), pool_row); }
+static void run_embed(const run *r) { pe_each_row(r, r->s->n_tokens, 8 * r->op->embed.d_model, embed_row); }
+static void run_rms_norm(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), rms_norm_row); }
+static void run_layer_norm(const run *r) { pe_each_row(r, r->s->n_tokens, 2 * in_width(r, 0), layer_norm_row); }
+static void run_split(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), split_row); }
+static void run_rope_table(const run *r) {
+    pe_each_row(r, r->s->n_tokens, 64 * r->op->rope_table.n_rot, rope_table_row);
+}
+static void run_rope(const run *r) { pe_each_row(r, r->s->n_tokens, 2 * in_width(r, 0), rope_row); }
+static void run_activation(const run *r) { pe_each_row(r, r->s->n_tokens, 4 * in_width(r, 0), activation_row); }
+static void run_add(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), add_row); }
+static void run_scale(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), scale_row); }
+static void run_pool(const run *r) { pe_each_row(r, r->s->n_rows, 64 * in_width(r, 0), pool_row); }
 
 // ---- matrix products -------------------------------------------------------------------------------------------------
 
@@ -199,8 +181,7 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
     }
 }
 
-// x: [rows, cols]. A product without rows must not be among them.
-static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n) {
+void pe_multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n) {
     matmul j = {.r = r,
                 .act = r->e->act,
                 .rows = rows,
@@ -233,16 +214,10 @@ static void multiply(const run *r, const float *x, int64_t rows, int64_t cols, p
     pe_parallel(r->width, n_items, matmul_item, &j);
 }
 
-// The product of weight slot i and its bias, slot i + 1.
-static pe_product product_of(const run *r, int i, int64_t rows, float *y) {
-    return (pe_product){
-        .w = &r->m->matrices[r->op->weights[i]], .bias = vector_of(r, i + 1), .y = y, .row0 = 0, .row1 = rows};
-}
-
 static void run_linear(const run *r) {
     pe_product products[PE_MAX_OUTPUTS];
     for (int i = 0; i < r->op->n_outputs; i++) products[i] = product_of(r, 2 * i, r->s->n_tokens, out(r, i));
-    multiply(r, in(r, 0), r->s->n_tokens, in_width(r, 0), products, r->op->n_outputs);
+    pe_multiply(r, in(r, 0), r->s->n_tokens, in_width(r, 0), products, r->op->n_outputs);
 }
 
 static void bend_logits(const run *r, int64_t i) {
@@ -259,106 +234,8 @@ static void run_logits(const run *r) {
     for (int32_t i = 0; i < r->s->n_rows; i++)
         memcpy(r->e->gathered + i * n, in(r, 0) + r->s->rows[i] * n, (size_t)n * sizeof(float));
     pe_product product = product_of(r, 0, r->s->n_rows, r->e->logits);
-    multiply(r, r->e->gathered, r->s->n_rows, n, &product, 1);
-    if (p->scale != 1 || p->softcap > 0) each_row(r, r->s->n_rows, 4 * p->n_vocab, bend_logits);
-}
-
-// ---- mixture of experts ----------------------------------------------------------------------------------------------
-
-// A score that is no number is the highest, so that the output is none either.
-static float rank(float score) { return isnan(score) ? INFINITY : score; }
-
-// The n_used experts with the highest scores, the lower number first among equals, and their weights.
-static void route_row(const run *r, int64_t t) {
-    const pe_moe_parameters *p = &r->op->moe;
-    const pe_moe *moe = &r->e->moe;
-    float *scores = moe->scores + t * p->n_experts;
-    float *weights = moe->weights + t * p->n_used;
-    int32_t *experts = moe->experts + t * p->n_used;
-    for (int64_t u = 0; u < p->n_used; u++) {
-        int32_t best = -1;
-        for (int32_t e = 0; e < p->n_experts; e++) {
-            bool taken = false;
-            for (int64_t i = 0; i < u; i++) taken |= experts[i] == e;
-            if (!taken && (best < 0 || rank(scores[e]) > rank(scores[best]))) best = e;
-        }
-        experts[u] = best;
-    }
-    const float top = scores[experts[0]];
-    float sum = 0;
-    for (int64_t u = 0; u < p->n_used; u++) sum += weights[u] = expf(scores[experts[u]] - top);
-    if (!p->chosen) {
-        sum = 0;
-        for (int64_t e = 0; e < p->n_experts; e++) sum += expf(scores[e] - top);
-    }
-    for (int64_t u = 0; u < p->n_used; u++) weights[u] /= sum;
-}
-
-// Places each (token, choice) among the rows of its expert, in order of tokens.
-static void sort_by_expert(const run *r) {
-    const pe_moe_parameters *p = &r->op->moe;
-    const pe_moe *moe = &r->e->moe;
-    const int64_t n = r->s->n_tokens * p->n_used;
-    memset(moe->first_row, 0, ((size_t)p->n_experts + 1) * sizeof *moe->first_row);
-    for (int64_t i = 0; i < n; i++) moe->first_row[moe->experts[i] + 1]++;
-    for (int64_t e = 0; e < p->n_experts; e++) moe->first_row[e + 1] += moe->first_row[e];
-    for (int64_t i = 0; i < n; i++) moe->row_of[i] = moe->first_row[moe->experts[i]]++;
-    for (int64_t e = p->n_experts; e > 0; e--) moe->first_row[e] = moe->first_row[e - 1];
-    moe->first_row[0] = 0;
-}
-
-// Appends the products of weight slot i with the experts that have rows.
-static int32_t expert_products(const run *r, int i, float *y, int32_t n) {
-    const pe_moe *moe = &r->e->moe;
-    for (int32_t e = 0; e < r->op->moe.n_experts; e++) {
-        if (moe->first_row[e] == moe->first_row[e + 1]) continue;
-        pe_product o = product_of(r, i, moe->first_row[e + 1], y);
-        o.w += e;
-        if (o.bias) o.bias += e * o.w->rows;
-        o.row0 = moe->first_row[e];
-        moe->products[n++] = o;
-    }
-    return n;
-}
-
-static void gather_row(const run *r, int64_t t) {
-    const int64_t n = in_width(r, 0), n_used = r->op->moe.n_used;
-    for (int64_t u = 0; u < n_used; u++)
-        memcpy(r->e->gathered + r->e->moe.row_of[t * n_used + u] * n, in(r, 0) + t * n, (size_t)n * sizeof(float));
-}
-
-static void expert_activation_row(const run *r, int64_t i) {
-    const int64_t n = r->op->moe.d_ff;
-    float *gate = r->e->moe.gate + i * n;
-    r->k->activation((pe_function)r->op->moe.function, gate, r->e->moe.up + i * n, n, gate);
-}
-
-// In the order in which the token chose them.
-static void combine_row(const run *r, int64_t t) {
-    const pe_moe *moe = &r->e->moe;
-    const int64_t n = in_width(r, 0), n_used = r->op->moe.n_used;
-    float *y = out(r, 0) + t * n;
-    for (int64_t u = 0; u < n_used; u++) {
-        const float *x = r->e->gathered + moe->row_of[t * n_used + u] * n, weight = moe->weights[t * n_used + u];
-        if (u == 0) r->k->scale(x, weight, n, y);
-        else r->k->add(y, x, weight, n, y);
-    }
-}
-
-static void run_moe(const run *r) {
-    const pe_moe_parameters *p = &r->op->moe;
-    const pe_moe *moe = &r->e->moe;
-    const int64_t n_tokens = r->s->n_tokens, d_model = in_width(r, 0), n_rows = n_tokens * p->n_used;
-    pe_product router = product_of(r, 0, n_tokens, moe->scores);
-    multiply(r, in(r, 0), n_tokens, d_model, &router, 1);
-    each_row(r, n_tokens, p->n_experts * p->n_used, route_row);
-    sort_by_expert(r);
-    each_row(r, n_tokens, d_model * p->n_used, gather_row);
-    const int32_t n_gates = expert_products(r, 2, moe->gate, 0);
-    multiply(r, r->e->gathered, n_rows, d_model, moe->products, expert_products(r, 4, moe->up, n_gates));
-    each_row(r, n_rows, 4 * p->d_ff, expert_activation_row);
-    multiply(r, moe->gate, n_rows, p->d_ff, moe->products, expert_products(r, 6, r->e->gathered, 0));
-    each_row(r, n_tokens, d_model * p->n_used, combine_row);
+    pe_multiply(r, r->e->gathered, r->s->n_rows, n, &product, 1);
+    if (p->scale != 1 || p->softcap > 0) pe_each_row(r, r->s->n_rows, 4 * p->n_vocab, bend_logits);
 }
 
 // ---- attention -------------------------------------------------------------------------------------------------------
@@ -480,6 +357,8 @@ static void run_attention(const run *r) {
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------
+
+static void run_moe(const run *r) { pe_run_moe(r); }
 
 static void (*const runners[PE_N_OPS])(const run *) = {
 #define PE_OP(ID, name, min_in, max_in, min_out, max_out, weights, parameters) run_##name,
