@@ -127,7 +127,6 @@ typedef struct pe_tensor {
     int32_t file;     // the file it lies in: 0, but for a split model
     uint64_t offset;  // of data in that file
     uint64_t n_bytes;
-    const void *data;
 } pe_tensor;
 
 PE_API pe_status pe_gguf_open(const char *path, pe_gguf **out, pe_error *err);
@@ -142,6 +141,9 @@ PE_API int64_t pe_gguf_n_kv(const pe_gguf *g);
 PE_API int64_t pe_gguf_n_tensors(const pe_gguf *g);
 PE_API void pe_gguf_kv(const pe_gguf *g, int64_t i, pe_kv *out);      // 0 <= i < n_kv
 PE_API const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i);  // 0 <= i < n_tensors
+// Copies n bytes of a tensor's data, from byte `first` on. Nothing of them is kept in memory; a file that another process
+// has shortened meanwhile is an error.
+PE_API pe_status pe_gguf_read(const pe_gguf *g, int64_t i, uint64_t first, void *out, size_t n, pe_error *err);
 // Steps through a string array (or a single string): *cursor starts as kv->data; returns the string's bytes.
 PE_API const char *pe_gguf_next_string(const void **cursor, size_t *len);
 // Unpacks one tensor to float32. out: [n elements]

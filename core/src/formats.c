@@ -75,8 +75,18 @@ pe_status pe_gguf_dequantize_rows(const pe_gguf *g, int64_t i, int64_t first, in
                             "tensor '%s' is %s, which this version cannot unpack; take another quantization of the "
                             "model",
                             t->name, f->info.name);
-    const uint64_t row_bytes = (uint64_t)(t->ne[0] / f->info.block_values) * (uint64_t)f->info.block_bytes;
-    pe_format_unpack(f, (const uint8_t *)t->data + (uint64_t)first * row_bytes, n * t->ne[0], out);
+    enum { PIECE = 1 << 15 };  // bytes, on the stack
+    uint8_t piece[PIECE];
+    const int64_t per_row = t->ne[0] / f->info.block_values, at_once = PIECE / f->info.block_bytes;
+    for (int64_t block = first * per_row, end = (first + n) * per_row; block < end;) {
+        const int64_t count = end - block < at_once ? end - block : at_once;
+        const size_t size = (size_t)f->info.block_bytes;
+        const pe_status status = pe_gguf_read(g, i, (uint64_t)block * size, piece, (size_t)count * size, err);
+        if (status != PE_OK) return status;
+        pe_format_unpack(f, piece, count * f->info.block_values, out);
+        out += count * f->info.block_values;
+        block += count;
+    }
     return PE_OK;
 }
 

@@ -14,12 +14,12 @@
 #include "error.h"
 #include "gguf_file.h"
 
-enum { MAX_PARTS = 1024 };  // the largest models come in under 200
+enum { MAX_PARTS = 512 };  // each an open file; the largest models come in under 200
 
 struct pe_gguf {
     atomic_int references;
     int32_t n_parts;
-    pe_gguf_file *parts;  // [n_parts]; of the later ones only tensors and data are kept
+    pe_gguf_file *parts;  // [n_parts]; of the later ones only the open file is kept
     int64_t n_tensors;
     pe_tensor *tensors;  // [n_tensors], of all parts in turn
 };
@@ -267,8 +267,18 @@ const pe_tensor *pe_gguf_tensor(const pe_gguf *g, int64_t i) { return &g->tensor
 
 uint64_t pe_gguf_file_size(const pe_gguf *g) {
     uint64_t size = 0;
-    for (int32_t i = 0; i < g->n_parts; i++) size += g->parts[i].size;
+    for (int32_t i = 0; i < g->n_parts; i++) size += g->parts[i].disk.size;
     return size;
+}
+
+pe_status pe_gguf_read(const pe_gguf *g, int64_t i, uint64_t first, void *out, size_t n, pe_error *err) {
+    const pe_tensor *t = &g->tensors[i];
+    const pe_gguf_file *part = &g->parts[t->file];
+    if (first > t->n_bytes || n > t->n_bytes - first)
+        return pe_fail_file(err, PE_ERR_ARGUMENT, part->path, NULL,
+                            "tensor '%s' has %" PRIu64 " bytes, not %zu from %" PRIu64 " on", t->name, t->n_bytes, n,
+                            first);
+    return pe_os_read(&part->disk, part->path, t->offset + first, out, n, err);
 }
 
 const char *pe_gguf_next_string(const void **cursor, size_t *len) {

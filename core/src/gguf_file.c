@@ -93,7 +93,7 @@ __attribute__((format(printf, 3, 4))) static pe_status fail(reader *r, pe_status
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 
-static uint64_t left(const reader *r) { return r->f->size - r->at; }
+static uint64_t left(const reader *r) { return r->f->disk.size - r->at; }
 
 // The next n bytes, or NULL: at the end of the file, or because they are not loaded yet.
 static const uint8_t *next(reader *r, uint64_t n) {
@@ -414,7 +414,7 @@ static pe_status read_tensor(reader *r, pe_tensor *t, int64_t i, uint32_t alignm
 // Turns offsets into the data section into offsets in the file, which all data must lie in.
 static pe_status place_tensors(reader *r, pe_gguf_file *f, uint32_t alignment) {
     const uint64_t start = (r->at + alignment - 1) / alignment * alignment;  // at most MAX_HEAD + MAX_ALIGNMENT
-    const uint64_t room = f->size > start ? f->size - start : 0;
+    const uint64_t room = f->disk.size > start ? f->disk.size - start : 0;
     for (int64_t i = 0; i < f->n_tensors; i++) {
         pe_tensor *t = &f->tensors[i];
         char shown[96];
@@ -507,7 +507,8 @@ static void trim_head(pe_gguf_file *f, size_t used) {
     f->head = exact;
 }
 
-static pe_status read_head(pe_gguf_file *f, const pe_file *disk, pe_error *err) {
+static pe_status read_head(pe_gguf_file *f, pe_error *err) {
+    const pe_file *disk = &f->disk;
     enum { FIRST = 2 << 20 };
     uint64_t loaded = 0, wanted = FIRST;
     for (;;) {
@@ -537,26 +538,21 @@ static pe_status read_head(pe_gguf_file *f, const pe_file *disk, pe_error *err) 
 }
 
 pe_status pe_gguf_file_open(pe_gguf_file *f, const char *path, pe_error *err) {
-    *f = (pe_gguf_file){.path = strdup(path)};
+    *f = (pe_gguf_file){.path = strdup(path), .disk.fd = -1};
     if (!f->path) return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no memory left to open it");
-    pe_file disk;
-    pe_status status = pe_os_open(path, &disk, err);
-    if (status) return status;
-    f->size = disk.size;
-    status = read_head(f, &disk, err);
-    if (!status && f->n_tensors > 0) status = pe_os_map(&disk, path, &f->data, err);
-    for (int64_t i = 0; i < f->n_tensors && !status; i++) f->tensors[i].data = f->data.data + f->tensors[i].offset;
-    pe_os_close(&disk);
+    pe_status status = pe_os_open(path, &f->disk, err);
+    if (!status) status = read_head(f, err);
+    if (f->n_tensors == 0) pe_os_close(&f->disk);
     return status;
 }
 
 void pe_gguf_file_release(pe_gguf_file *f) {
-    pe_os_unmap(&f->data);
+    if (f->path) pe_os_close(&f->disk);
     free(f->tensors);
     free(f->kv);
     free(f->head);
     free(f->path);
-    *f = (pe_gguf_file){0};
+    *f = (pe_gguf_file){.disk.fd = -1};
 }
 
 const pe_kv *pe_gguf_file_find(const pe_gguf_file *f, const char *key) {

@@ -8,14 +8,13 @@ enum { PE_GGUF_MAX_TENSORS = 1 << 17 };  // of a model
 
 typedef struct pe_gguf_file {
     char *path;
-    uint64_t size;
-    pe_mapping data;  // of the whole file, for tensors; without any, it is not mapped
+    pe_file disk;  // open for the tensors' data; closed (but its size is kept) where there are none
     uint32_t version;
     uint8_t *head;  // a copy of what comes before the tensors' data
     int64_t n_kv;
     pe_kv *kv;  // [n_kv], pointing into head
     int64_t n_tensors;
-    pe_tensor *tensors;  // [n_tensors], their data pointing into the mapping
+    pe_tensor *tensors;  // [n_tensors]
 } pe_gguf_file;
 
 // Reads and checks a file by itself. Whether it succeeds or not, the caller releases what is in *f.

@@ -10,17 +10,54 @@ enum { PREFETCH_TAIL = 4096 };  // bytes behind a matrix that prefetches may tou
 
 typedef struct packing {
     const pe_model *m;
+    const pe_gguf *g;
+    int64_t tensor;
+    uint64_t first;  // byte of the tensor's data that the matrix begins at
     const pe_weight *w;
     const pe_format_row *format;
-    const void *src;
     int64_t panels_per_item;
+    size_t row_bytes;
+    uint8_t *buffers;  // [workers, buffer_bytes]: the rows of an item, as the file has them
+    size_t buffer_bytes;
+    atomic_bool failed;
+    pe_error *err;  // of the first that failed
 } packing;
 
 static void pack_item(void *ctx, int64_t item, int worker) {
-    (void)worker;
-    const packing *p = ctx;
-    const int64_t p0 = item * p->panels_per_item, p1 = p0 + p->panels_per_item;
-    p->m->kernels->pack(p->w, p->format, p->src, p0, p1 < p->w->n_panels ? p1 : p->w->n_panels);
+    packing *p = ctx;
+    const int64_t p0 = item * p->panels_per_item, p1 = p0 + p->panels_per_item, row = p0 * p->w->lanes;
+    pe_weight part = *p->w;
+    part.data += (size_t)p0 * part.panel_bytes;
+    part.n_panels = (p1 < part.n_panels ? p1 : part.n_panels) - p0;
+    part.rows = (p1 * part.lanes < part.rows ? p1 * part.lanes : part.rows) - row;
+    uint8_t *rows = p->buffers + (size_t)worker * p->buffer_bytes;
+    pe_error err;
+    if (atomic_load(&p->failed)) return;
+    if (pe_gguf_read(p->g, p->tensor, p->first + (uint64_t)row * p->row_bytes, rows, (size_t)part.rows * p->row_bytes,
+                     &err) == PE_OK)
+        p->m->kernels->pack(&part, p->format, rows, 0, part.n_panels);
+    else if (!atomic_exchange(&p->failed, true)) *p->err = err;
+}
+
+// Packs the matrices of tensor i; w[0].data is the memory for all.
+static pe_status pack_matrices(const pe_model *m, const pe_gguf *g, int64_t i, pe_weight *w, int width, pe_error *err) {
+    const pe_tensor *t = pe_gguf_tensor(g, i);
+    const pe_format_row *f = pe_format_row_by_type(t->type);
+    packing p = {.m = m, .g = g, .tensor = i, .format = f, .err = err};
+    p.panels_per_item = w->panel_bytes > 65536 ? 1 : (int64_t)(65536 / w->panel_bytes) + 1;
+    p.row_bytes = (size_t)(t->ne[0] / f->info.block_values) * (size_t)f->info.block_bytes;
+    const int64_t panels = p.panels_per_item < w->n_panels ? p.panels_per_item : w->n_panels;
+    p.buffer_bytes = ((size_t)(panels * w->lanes) * p.row_bytes + 63) / 64 * 64;  // workers share no cache line
+    p.buffers = malloc((size_t)width * p.buffer_bytes);
+    if (!p.buffers) return pe_fail(err, PE_ERR_MEMORY, t->name, "no memory to read it");
+    for (int64_t e = 0; e < t->ne[2] && !atomic_load(&p.failed); e++) {
+        w[e].data = w->data + (size_t)(e * w->n_panels) * w->panel_bytes;
+        p.w = &w[e];
+        p.first = (uint64_t)e * (t->n_bytes / (uint64_t)t->ne[2]);
+        pe_parallel(width, (w->n_panels + p.panels_per_item - 1) / p.panels_per_item, pack_item, &p);
+    }
+    free(p.buffers);
+    return atomic_load(&p.failed) ? (pe_status)err->code : PE_OK;
 }
 
 // The matrices of a tensor: experts are several.
@@ -44,13 +81,12 @@ static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *us
     const int width = pe_pool_lock(threads);
     for (int64_t i = 0; i < pe_gguf_n_tensors(g) && status == PE_OK; i++) {
         const pe_tensor *t = pe_gguf_tensor(g, i);
-        const pe_format_row *f = pe_format_row_by_type(t->type);
         if (use[i].vector >= 0) {
             const int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
             float *to = m->vectors[use[i].vector] = malloc((size_t)n * sizeof *to);
             m->vector_sizes[use[i].vector] = n;
             if (!to) status = pe_fail(err, PE_ERR_MEMORY, t->name, "out of memory");
-            else pe_format_unpack(f, t->data, n, to);
+            else status = pe_gguf_dequantize(g, i, to, err);
         }
         if (use[i].matrix < 0 || status != PE_OK) continue;
         pe_weight *w = &m->matrices[use[i].matrix];
@@ -59,13 +95,7 @@ static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *us
             status = pe_fail(err, PE_ERR_MEMORY, t->name, "no memory for %zu bytes of weights", w->bytes);
             break;
         }
-        const int64_t per_item = w->panel_bytes > 65536 ? 1 : (int64_t)(65536 / w->panel_bytes) + 1;
-        for (int64_t e = 0; e < t->ne[2]; e++) {
-            w[e].data = w->data + (size_t)(e * w->n_panels) * w->panel_bytes;
-            const uint8_t *src = (const uint8_t *)t->data + (uint64_t)e * (t->n_bytes / (uint64_t)t->ne[2]);
-            packing p = {m, &w[e], f, src, per_item};
-            pe_parallel(width, (w->n_panels + per_item - 1) / per_item, pack_item, &p);
-        }
+        status = pack_matrices(m, g, i, w, width, err);
     }
     pe_pool_unlock();
     return status;

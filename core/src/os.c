@@ -48,7 +48,7 @@ static pe_status fail_errno(pe_error *err, const char *path, int code) {
     case EMFILE:
     case ENFILE: why = "too many open files; close some, or raise the limit (ulimit -n)"; break;
     case EIO: why = "the disk reports a read error; check the disk, or copy the file again"; break;
-    case ENOMEM: return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no address space left to map this file");
+    case ENOMEM: return pe_fail_file(err, PE_ERR_MEMORY, path, NULL, "no memory left to read this file");
     default: return pe_fail_file(err, PE_ERR_FILE, path, NULL, "cannot be read (system error %d)", code);
     }
     return pe_fail_file(err, PE_ERR_FILE, path, NULL, "%s", why);
@@ -65,7 +65,7 @@ static pe_status measure(int fd, const char *path, uint64_t *size, pe_error *err
         return pe_fail_file(err, PE_ERR_FILE, path, NULL,
                             "the file is empty; the download may have failed, pull it again");
     if ((uintmax_t)st.st_size > SIZE_MAX / 2)
-        return pe_fail_file(err, PE_ERR_FILE, path, NULL, "the file is too large to be mapped on this machine");
+        return pe_fail_file(err, PE_ERR_FILE, path, NULL, "the file is too large for this machine");
     *size = (uint64_t)st.st_size;
     return PE_OK;
 }
@@ -83,7 +83,7 @@ pe_status pe_os_open(const char *path, pe_file *out, pe_error *err) {
 
 void pe_os_close(pe_file *f) {
     if (f->fd >= 0) close(f->fd);
-    *f = (pe_file){.fd = -1};
+    f->fd = -1;
 }
 
 pe_status pe_os_read(const pe_file *f, const char *path, uint64_t offset, void *out, size_t n, pe_error *err) {
@@ -101,19 +101,6 @@ pe_status pe_os_read(const pe_file *f, const char *path, uint64_t offset, void *
         done += (size_t)got;
     }
     return PE_OK;
-}
-
-pe_status pe_os_map(const pe_file *f, const char *path, pe_mapping *out, pe_error *err) {
-    *out = (pe_mapping){0};
-    void *data = mmap(NULL, (size_t)f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
-    if (data == MAP_FAILED) return fail_errno(err, path, errno);
-    *out = (pe_mapping){.data = data, .size = (size_t)f->size};
-    return PE_OK;
-}
-
-void pe_os_unmap(pe_mapping *m) {
-    if (m->data) munmap((void *)(uintptr_t)m->data, m->size);
-    *m = (pe_mapping){0};
 }
 
 bool pe_os_exists(const char *path) { return access(path, F_OK) == 0; }

@@ -10,21 +10,12 @@ typedef struct pe_file {
     uint64_t size;  // when it was opened; another process may change it at any time
 } pe_file;
 
-typedef struct pe_mapping {
-    const uint8_t *data;  // [size], read-only
-    size_t size;
-} pe_mapping;
-
 // Opens a regular file to be read. Errors name the file and the reason (not there, a folder, empty, no permission).
 pe_status pe_os_open(const char *path, pe_file *out, pe_error *err);
-void pe_os_close(pe_file *f);
-// Copies n bytes at offset out. Fails where the file has become shorter meanwhile.
+void pe_os_close(pe_file *f);  // its size stays
+// Copies n bytes at offset out. Fails where the file has become shorter meanwhile: a mapping would raise SIGBUS there.
 pe_status pe_os_read(const pe_file *f, const char *path, uint64_t offset, void *out, size_t n, pe_error *err);
 
-// Maps an open file, which may be closed then. If another process shortens it while it is mapped, an access raises
-// SIGBUS, which no check here can prevent: so a mapping is kept only while a model is loaded.
-pe_status pe_os_map(const pe_file *f, const char *path, pe_mapping *out, pe_error *err);
-void pe_os_unmap(pe_mapping *m);
 bool pe_os_exists(const char *path);
 
 // The whole of a small text file (at most 1 MiB), terminated, to be freed by the caller; NULL if it cannot be read.

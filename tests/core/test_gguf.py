@@ -21,9 +21,11 @@ import gguf
 import numpy as np
 import pytest
 from ggufbytes import Kv, Raw, Tensor, Type, gguf_bytes, pack_string, write_gguf
+from tinymodel import write_tiny_llama
 
-from pyedge._core import Gguf, formats
+from pyedge._core import Gguf, Model, formats
 from pyedge.errors import ModelError
+from pyedge.models import build_plan
 
 F32, F16, Q8_0 = 0, 1, 8
 ARRAY, STRING, U32 = Type.ARRAY, Type.STRING, Type.U32
@@ -268,6 +270,18 @@ def test_metadata_do_not_change_with_the_file(tmp_path: Path) -> None:
     assert g.keys() == [k for k, _, _ in KV]
     assert g.get("text") == "ä\n\0🦙"
     assert [t.name for t in g.tensors] == [name for name, _, _, _ in TENSORS]
+
+
+def test_a_file_that_is_cut_meanwhile_is_told(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "m.gguf", types="Q8_0")
+    g = Gguf(path)
+    plan = build_plan(g)
+    os.truncate(path, 20_000)  # somewhere among the weights
+    with pytest.raises(ModelError, match=r"m\.gguf: the file became shorter"):
+        g.dequantize(g.tensors[-1].name)
+    for threads in (1, 2):
+        with pytest.raises(ModelError, match=r"m\.gguf: the file became shorter"):
+            Model(g, plan.ops, threads=threads)
 
 
 def test_a_deleted_file_stays_readable(tmp_path: Path) -> None:

@@ -114,13 +114,16 @@ def test_one_part_of_one_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_a_closed_split_model_lets_go_of_all_parts(tmp_path: Path) -> None:
+    def open_parts() -> int:
+        links = (os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.is_symlink())
+        return sum(link.startswith(str(tmp_path)) for link in links)
+
     g = Gguf(write_split(tmp_path))
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
+    if not Path("/proc/self/fd").exists():
         pytest.skip("no /proc here")
-    assert str(part(tmp_path, 2, 3)) in maps.read_text()
+    assert open_parts() == 3
     g.close()
-    assert str(tmp_path) not in maps.read_text()
+    assert open_parts() == 0
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a count of zero": (rewrite(1, split_kv(0, 0)), r"'split\.count': 0 parts"),
     "a count of -1": (rewrite(1, split_kv(0, -1, kind=Type.I16)), r"'split\.count': -1 "),
-    "a count of 65535": (rewrite(1, split_kv(0, 65535)), r"'split\.count': 65535 parts, must be 1 to 1024"),
+    "a count of 65535": (rewrite(1, split_kv(0, 65535)), r"'split\.count': 65535 parts, must be 1 to 512"),
     "a count of 2^63": (rewrite(1, split_kv(0, 2**63, kind=Type.U64)), r"'split\.count': -?\d+"),
     "a number past the count": (rewrite(1, split_kv(7, 3)), r"'split\.no': 7, but there are only 3"),
     "a count that is text": (rewrite(1, [("split.count", Type.STRING, "3")]), r"'split\.count': .*whole number"),
@@ -223,11 +226,11 @@ def test_a_renamed_first_part_tells_how_to_name_it(tmp_path: Path) -> None:
 
 
 def test_many_parts_open_quickly(tmp_path: Path) -> None:
-    n = 1024
+    n = 512
     for i in range(n):
         write_gguf(part(tmp_path, i + 1, n), split_kv(i, n, n), [tensor(f"t{i}", i)])
     start = time.perf_counter()
     g = Gguf(part(tmp_path, 1, n))
     assert time.perf_counter() - start < 1
     assert len(g.tensors) == n
-    assert g.dequantize("t1023").tobytes() == tensor("t1023", 1023)[3]
+    assert g.dequantize("t511").tobytes() == tensor("t511", 511)[3]

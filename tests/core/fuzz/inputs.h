@@ -81,10 +81,15 @@ static void read_tensor(const pe_gguf *g, int64_t i) {
     CHECK(t->file >= 0 && t->file < pe_gguf_n_files(g), "tensor %lld lies in no file", (long long)i);
     CHECK(t->offset + t->n_bytes <= pe_gguf_file_size(g), "tensor %lld lies outside the file", (long long)i);
     CHECK(memchr(t->name, 0, sizeof t->name) != NULL, "the name of tensor %lld does not end", (long long)i);
-    touch(t->data, t->n_bytes);
+    pe_error err;
+    uint8_t *raw = malloc(t->n_bytes);
+    if (!raw) give_up("no memory for a tensor");
+    CHECK(pe_gguf_read(g, i, 0, raw, t->n_bytes, &err) == PE_OK, "tensor %lld cannot be read", (long long)i);
+    CHECK(pe_gguf_read(g, i, 1, raw, t->n_bytes, &err) == PE_ERR_ARGUMENT, "tensor %lld goes on", (long long)i);
+    touch(raw, t->n_bytes);
+    free(raw);
     // At most 32 values a byte in any format, and the data lie inside the file.
     float *values = malloc((size_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof *values);
-    pe_error err;
     if (!values) give_up("no memory for a tensor");
     const pe_status status = pe_gguf_dequantize(g, i, values, &err);
     CHECK(status == PE_OK || status == PE_ERR_UNSUPPORTED, "tensor %lld: %s", (long long)i, err.message);
