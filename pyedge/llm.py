@@ -186,8 +186,7 @@ class LLM:
         the model's begin-of-text token is added where it wants one: a raw prompt is the caller's own. (In `chat`,
         control tokens in a message stay text.) params: for all, or one for each prompt.
         """
-        one = isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable)
-        each = [prompts] if one else list(prompts)
+        each = _each(prompts)
         if params is None or isinstance(params, SamplingParams):
             rules = [params or SamplingParams()] * len(each)
         elif not isinstance(params, Iterable) or isinstance(params, (str, bytes, Mapping)):
@@ -232,9 +231,8 @@ class LLM:
         """
         import numpy as np
 
-        one = isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable)
         embedder = self.embedder
-        each = [self._encode_text(i, text) for i, text in enumerate([texts] if one else list(texts))]
+        each = [self._encode_text(i, text) for i, text in enumerate(_each(texts))]
         out = embedder.embed(each)
         if normalize:
             for row in out:  # an exact sum: its bits cannot depend on how numpy adds
@@ -427,6 +425,17 @@ def _plan_cache(
     if n_pages * page_bytes > available:
         raise ValueError(f"{what} is more than the {_megabytes(available)} of memory available; use a smaller {remedy}")
     return min(n_pages, MAX_PAGES), length
+
+
+def _each(prompts: Any) -> list[Any]:
+    """One prompt as a list of it; what is neither one nor several is refused when it is read."""
+    if isinstance(prompts, (str, bytes, Mapping)):
+        return [prompts]
+    try:
+        several = iter(prompts)
+    except TypeError:  # an array without dimensions too, which says that it is iterable
+        return [prompts]
+    return list(several)
 
 
 def _megabytes(n: int) -> str:

@@ -49,10 +49,12 @@ const pe_kernels *pe_kernels_active(pe_error *err) {
         for (int i = 0; i < N_SETS; i++)
             if (strcmp(sets[i]->name, forced) == 0) {
                 if (sets[i]->supported()) return sets[i];
-                pe_fail(err, PE_ERR_UNSUPPORTED, NULL, "PYEDGE_ISA=%s: this processor does not run it", forced);
+                pe_fail(err, PE_ERR_UNSUPPORTED, NULL,
+                        "PYEDGE_ISA=%s: this processor does not run it; unset it, or take another", forced);
                 return NULL;
             }
-        pe_fail(err, PE_ERR_ARGUMENT, NULL, "PYEDGE_ISA=%.40s: this build has no such instruction set", forced);
+        pe_fail(err, PE_ERR_ARGUMENT, NULL,
+                "PYEDGE_ISA=%.40s: this build has no such instruction set; unset it, or take another", forced);
         return NULL;
     }
     int best = N_SETS - 1;

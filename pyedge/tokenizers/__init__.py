@@ -190,8 +190,12 @@ class Tokenizer:
         before a text."""
         if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
             raise ValueError(f"the token ids must be a list of integers, not {type(ids).__name__}")
+        try:
+            each = iter(ids)
+        except TypeError:  # of an array without dimensions
+            raise ValueError(f"the token ids must be a list of integers, not {type(ids).__name__}") from None
         detokenizer = self.detokenizer(skip_special, continues=continues)
-        return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+        return "".join(map(detokenizer.push, each)) + detokenizer.finish()
 
     def detokenizer(self, skip_special: bool = True, *, continues: bool = True) -> IncrementalDetokenizer:
         """For what a model writes, or (continues: False) a text from its beginning."""

@@ -192,6 +192,7 @@ def test_an_empty_prompt_starts_from_the_begin_of_text_token(tmp_path: Path) -> 
 REFUSED: list[tuple[Any, str]] = [
     (5, "a prompt must be text"),
     (b"a", "a prompt must be text .*, not bytes"),
+    (np.array("a"), "a prompt must be text .*, not ndarray"),
     ([5], "a prompt must be text"),
     ({"ids": [1]}, "prompt_token_ids"),
     ({"prompt_token_ids": "abc"}, "token ids must be a list of integers, not str"),

@@ -138,6 +138,7 @@ def test_too_long_a_text_is_refused(llm: LLM, path: Path) -> None:
         (["a", ""], "text 1 is empty"),
         (5, "a text must be str or .*, not int"),
         (b"a", "a text must be str or .*, not bytes"),
+        (np.array("a"), "a text must be str or .*, not ndarray"),
         (["a", None], "a text must be str or .*, not NoneType"),
         ({"prompt": "a"}, '{"prompt_token_ids"'),
         ({"prompt_token_ids": []}, "empty"),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,7 +130,7 @@ def test_only_text_is_encoded(make: Make, text: Any) -> None:
         make().encode(text)
 
 
-@pytest.mark.parametrize("ids", [None, 5, "1", b"1", {1: 2}, ["a"], [None], [[1]], [1.0]])
+@pytest.mark.parametrize("ids", [None, 5, "1", b"1", {1: 2}, ["a"], [None], [[1]], [1.0], np.array(5)])
 def test_only_ids_are_decoded(make: Make, ids: Any) -> None:
     tokenizer = make()
     tokenizer.decode([0, 1])
