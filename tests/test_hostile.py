@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {  # a command's other arguments, 
     "run": (["ab", "-n", "8", "--temp", "0", "--threads", "1"], ""),
     "chat": (["-n", "2", "--temp", "0", "--threads", "1"], "ab\n"),
     "bench": (["-p", "4", "-n", "2", "--runs", "1", "--threads", "1"], ""),
+    "profile": (["-p", "4", "-n", "2", "--runs", "1", "--threads", "1"], ""),
     "tokenize": (["ab"], ""),
 }
 RUNS = ("run", "chat", "bench")  # the model

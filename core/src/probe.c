@@ -11,6 +11,7 @@ enum {
     MIN_BLOCKS = 16,      // with less than that free, caches are what is measured
     MEMORY_SHARE = 8,     // of the free memory, one part of so many
     PASSES = 3,           // over the memory, for each number of streams
+    WINDOWS = 4,          // of a pass, timed each by itself
     RUNS = 8,             // of arithmetic
     RUN_NS = 8 * 1000000  // and how long each takes
 };
@@ -18,6 +19,7 @@ enum {
 typedef struct job {
     const pe_kernels *k;
     uint8_t *data;  // [blocks, BLOCK]
+    int64_t first;  // block of a window
     int32_t streams;
     int64_t rounds;
     _Atomic uint32_t sink;  // what the loops return, so that they must compute it
@@ -31,7 +33,7 @@ static void fill_item(void *ctx, int64_t item, int worker) {
 static void read_item(void *ctx, int64_t item, int worker) {
     (void)worker;
     job *j = ctx;
-    j->sink += (uint32_t)j->k->probe_read(j->data + (size_t)item * BLOCK, BLOCK, j->streams);
+    j->sink += (uint32_t)j->k->probe_read(j->data + (size_t)(j->first + item) * BLOCK, BLOCK, j->streams);
 }
 
 static void int8_item(void *ctx, int64_t item, int worker) {
@@ -87,11 +89,12 @@ pe_status pe_probe(int32_t threads, pe_limits *out, pe_error *err) {
     *out = (pe_limits){.isa = kernels->name};
     out->threads = pe_pool_lock(threads ? threads : machine.default_threads);
     pe_parallel(out->threads, (int64_t)blocks, fill_item, &j);
+    const int64_t window = (int64_t)blocks / WINDOWS;
     for (j.streams = 1; j.streams <= PE_PROBE_STREAMS; j.streams *= 2)
-        for (int i = 0; i < PASSES; i++) {
-            const int64_t taken = time_of(out->threads, (int64_t)blocks, read_item, &j);
-            const double speed = (double)blocks * BLOCK / (double)taken;  // bytes per nanosecond
-            if (speed <= out->read_gb_s) continue;
+        for (int i = 0; i < PASSES * WINDOWS; i++) {
+            j.first = i % WINDOWS * window;
+            const double speed = (double)window * BLOCK / (double)time_of(out->threads, window, read_item, &j);
+            if (speed <= out->read_gb_s) continue;  // bytes per nanosecond
             out->read_gb_s = speed;
             out->read_streams = j.streams;
         }

@@ -26,6 +26,7 @@ COMMANDS = {  # name: its line in the help
     "tokenize": "Turn a text into tokens.",
     "inspect": "Show what a file holds, and what is wrong with it.",
     "bench": "Measure the speed of reading and writing.",
+    "profile": "Show where the time goes, and what would help.",
     "doctor": "Show this machine, and what runs on it.",
 }
 

@@ -44,30 +44,32 @@ def _pre(value: str) -> str:
 pre_option = click.option(
     "--pre", type=_pre, metavar="NAME", help="How words are cut, as in tokenizer.ggml.pre. [as the file says]"
 )
-_MODEL = [
-    click.option("--ctx", type=click.IntRange(min=2), metavar="N", help="Context length in tokens. [the model's own]"),
-    click.option(
+_MODEL = {
+    "ctx": click.option(
+        "--ctx", type=click.IntRange(min=2), metavar="N", help="Context length in tokens. [the model's own]"
+    ),
+    "kv_type": click.option(
         "--kv-type",
         type=_late(lambda core: click.Choice(core.KV_TYPES)),
         metavar="[f16|f32|q4_0|q8_0]",
         help="Type of the KV cache: q8_0 halves its memory; q4_0 quarters it, at a cost in quality. "
         "[f16; with --precision f32, f32]",
     ),
-    click.option(
+    "threads": click.option(
         "--threads",
         type=_late(lambda core: click.IntRange(1, core.MAX_THREADS)),
         metavar="N",
         help="Threads. [physical cores]",
     ),
-    click.option("--device", metavar="NAME", help="auto or cpu. [auto]"),
-    click.option(
+    "device": click.option("--device", metavar="NAME", help="auto or cpu. [auto]"),
+    "precision": click.option(
         "--precision",
         type=_late(lambda core: click.Choice(core.PRECISIONS)),
         metavar="[fast|f32]",
         help="f32: the float reference path. [fast]",
     ),
-    pre_option,
-]
+    "pre": pre_option,
+}
 _SAMPLING = [
     click.option(
         "-n", "--max-tokens", type=int, metavar="N", help="Tokens to write. [until the end, or a full context]"
@@ -92,9 +94,18 @@ _SAMPLING_NAMES = (
 
 def model_options(f: F) -> F:
     """--ctx --kv-type --threads --device --precision --pre"""
-    for option in reversed(_MODEL):
-        f = option(f)
-    return f
+    return some_model_options(*_MODEL)(f)
+
+
+def some_model_options(*names: str) -> Callable[[F], F]:
+    """Those of `model_options` that bear these names."""
+
+    def decorate(f: F) -> F:
+        for name in reversed(names):
+            f = _MODEL[name](f)
+        return f
+
+    return decorate
 
 
 def sampling_options(f: F) -> F:

@@ -163,7 +163,7 @@ KINDS: dict[str, Callable[[_Counter, Op], Cost]] = {  # every row of ops.def
 
 
 def costs(
-    plan: Plan, tensors: Sequence[_core.TensorInfo], batch: Batch, *, precision: str = "fast", kv_type: str = "f16"
+    plan: Plan, tensors: Sequence[_core.TensorInfo], batch: Batch, precision: str = "fast", kv_type: str = "f16"
 ) -> list[Cost]:
     """The cost of each op of the plan in that step. tensors: of the file that the plan was made from."""
     counter = _Counter(plan, tensors, batch, precision, kv_type)

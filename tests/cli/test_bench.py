@@ -47,18 +47,35 @@ def test_table(tiny: Path) -> None:
     assert lines[0].startswith(f"{tiny}: ")
     assert lines[0].endswith(" MB resident")
     assert lines[1].split() == ["tokens", "per", "second", "min", "median", "max"]
-    assert [line[:28].strip() for line in lines[2:]] == ["read 32 tokens", "write 4 tokens", "write 4 for 2 sequences"]
-    for line in lines[2:]:
+    assert [line[:28].strip() for line in lines[2:5]] == ["read 32 tokens", "write 4 tokens", "write 4 for 2 sequences"]
+    assert lines[5].startswith("reading computes 0.0 GMAC/s of int8: 0% of the ")
+    assert lines[6].startswith("writing reads ")
+    for line in lines[2:5]:
         low, middle, high = map(float, line[28:].split())
         assert 0 < low <= middle <= high
 
 
-def test_help_says_what_is_not_measured_yet(tiny: Path) -> None:
-    shown = " ".join(bench("--help").output.split())
-    document = json.loads(bench(tiny, "-p", 8, "-n", 2, "--runs", 1, "--json").stdout)
-    missing = {"probe", "share"} - document.keys()
-    assert missing == {word for word in ("probe", "share") if f"`{word}`" in shown.partition("Not yet")[2]}
-    assert ("--synthetic" in shown.partition("Not yet")[2]) is (bench("--synthetic", "llama-1b:Q4_0").exit_code == 2)
+def test_shares_of_the_limits(tiny: Path) -> None:
+    document = json.loads(bench(tiny, "-p", 64, "-n", 8, "--runs", 2, "--json").stdout)
+    assert set(document["probe"]) == {"read_gb_s", "int8_gmac_s", "f32_gmac_s"}
+    assert all(limit > 0 for limit in document["probe"].values())
+    assert set(document["share"]) == {"prompt_int8", "prompt_f32", "gen_read"}
+    assert document["share"]["prompt_int8"] == 0  # its weights are float
+    assert 0 < document["share"]["prompt_f32"] < 1.2
+    assert 0 < document["share"]["gen_read"] < 1.2
+    # A token reads each weight once: [281, 64] for the logits, and of 2 layers 4 of [64, 64] and 3 of [96, 64], in F32.
+    n_weights = 64 * (281 + 2 * (4 * 64 + 3 * 96))
+    read = document["share"]["gen_read"] * document["probe"]["read_gb_s"] * 1e9 / document["gen_tok_s"]
+    assert 1 <= read / (4 * n_weights) < 1.25  # keys and values come on top
+
+
+def test_shares_of_int8(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "q.gguf", types="Q8_0")
+    document = json.loads(bench(path, "-p", 64, "-n", 4, "--runs", 1, "--json").stdout)
+    assert 0 < document["share"]["prompt_int8"] < 1.2
+    n_weights = 64 * 2 * (4 * 64 + 3 * 96) + 64 * 281 / 64  # logits of one token
+    macs = document["share"]["prompt_int8"] * document["probe"]["int8_gmac_s"] * 1e9 / document["prompt_tok_s"]
+    assert macs == pytest.approx(n_weights)
 
 
 @pytest.mark.slow
@@ -79,6 +96,7 @@ def test_the_default_model_is_not_much_larger_in_memory_than_on_disk(smollm2_pat
         (["-b", "0"], 2, "too small"),
         (["--depth", "x"], 2, "no list of numbers"),
         (["--runs", "0"], 2, "runs"),
+        (["--synthetic", "llama-1b:Q4_0"], 2, "in its place"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tiny: Path, args: list[str], code: int, part: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 import pyedge.cli
+from pyedge import _core
 
 MEMORY = 500_000_000  # bytes over what a process has that only loaded the modules
 SECONDS = 20  # on the clock
@@ -51,6 +52,7 @@ def _become(command: list[str], streams: Sequence[IO[bytes]]) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(SECONDS)
     sys.argv = ["pyedge", *command]
+    _core.probe = lambda threads=0: {"read_gb_s": 10.0, "int8_gmac_s": 100.0, "f32_gmac_s": 50.0}  # a second, each time
     from pyedge.cli import main
 
     code = 255

@@ -106,3 +106,13 @@ def test_experts_that_are_read(tmp_path: Path) -> None:
     assert many.f32_macs == pytest.approx(200 * one.f32_macs)
     few = by_name(model, Batch([(0, 2)], 1))["blk.0.ffn_moe"]
     assert few.bytes == pytest.approx((2 + 2 * 6 / 8) * matrices + router)
+
+
+@pytest.mark.parametrize("kv_type", _core.KV_TYPES)
+def test_keys_and_values_are_those_of_a_page(tmp_path: Path, kv_type: str) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", n_layer=1, head_dim=32, n_kv=2)
+    with _core.Gguf(path) as gguf:
+        plan = build_plan(gguf)
+        model = _core.Model(gguf, plan.ops)
+        found = by_name((plan, gguf.tensors), Batch([(15, 16)], 1), kv_type=kv_type)
+    assert found["blk.0.attn"].bytes == _core.page_bytes(model, 16, kv_type)
