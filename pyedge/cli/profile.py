@@ -208,8 +208,9 @@ def conclude(what: str, half: Half, limits: Limits, bits: float, threads: int, p
         else:
             not_.append(f"a shorter prompt (keys and values are {kept:.0%} of what is read)")
         return Conclusion(limit, share, why, helps, not_)
-    helps += ["a shorter prompt, or one that begins like an earlier one", "a smaller model"]
     not_.append("fewer bits per weight (the multiply-adds stay as many)")
-    if half.tokens >= 64:
-        not_.append("a bigger batch (the weights are shared by many tokens already)")
+    not_.append("a bigger batch (each token has its own multiply-adds)")
+    if what == "reading":
+        helps.append("a shorter prompt, or one that begins like an earlier one")
+    helps.append("a smaller model")
     return Conclusion(limit, share, why, helps, not_)

@@ -140,6 +140,8 @@ def test_arithmetic_is_the_limit() -> None:
     assert "fewer bits" in not_
     assert "a bigger batch" in not_
     assert "more threads (all processors are used)" in not_
+    slow = conclude("writing", half(1.0, Cost(1e9, 60e9)), LIMITS, 8.5, threads=2, processors=2)  # slow instructions
+    assert slow.helps == ["a smaller model"]
 
 
 def test_neither_is_near() -> None:

@@ -51,7 +51,10 @@ PE_INLINE void dot_peak(vi w, const vi *x, vi *s) {
         int8_t signed_lanes[4 * VL];
         memcpy(signed_lanes, &x[i], sizeof signed_lanes);
         for (int lane = 0; lane < VL; lane++)
-            for (int c = 0; c < 4; c++) s[0].x[lane] += unsigned_lanes[4 * lane + c] * signed_lanes[4 * lane + c];
+            for (int c = 0; c < 4; c++) {  // sums may wrap
+                const int product = unsigned_lanes[4 * lane + c] * signed_lanes[4 * lane + c];
+                s[0].x[lane] = (int32_t)((uint32_t)s[0].x[lane] + (uint32_t)product);
+            }
     }
 }
 
