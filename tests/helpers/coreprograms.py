@@ -37,13 +37,21 @@ class Outcome:
     output: str
 
 
-def build(name: str, extra: Sequence[str] = (), programs: Sequence[str] = PROGRAMS) -> Path:
-    """Builds the programs with `extra` flags throughout, in a folder of that name, and returns it.
+def build(
+    name: str,
+    extra: Sequence[str] = (),
+    programs: Sequence[str] = PROGRAMS,
+    *,
+    cc: Sequence[str] = (),
+    sets: Mapping[str, Sequence[str]] | None = None,
+) -> Path:
+    """Builds the programs with `extra` flags throughout, in a folder of that name, and returns it. `cc` and `sets` are
+    toolchain.compile_all's.
 
     Raises FileNotFoundError where there is no compiler, CalledProcessError where something does not compile.
     """
     out = BUILD / name
-    objects = toolchain.compile_all(CORE, out, bindings=False, extra=extra)
+    objects = toolchain.compile_all(CORE, out, bindings=False, extra=extra, cc=cc, sets=sets)
     flags = [*toolchain.COMMON, *toolchain.C_FLAGS, f"-I{CORE / 'include'}", f"-I{CORE / 'src'}", *extra]
     newest = max(p.stat().st_mtime for p in [*objects, *(TESTS / "core").rglob("*.h")])
 
@@ -51,7 +59,7 @@ def build(name: str, extra: Sequence[str] = (), programs: Sequence[str] = PROGRA
         source, made = TESTS / "core" / f"{program}.c", out / program
         if made.exists() and made.stat().st_mtime > max(newest, source.stat().st_mtime):
             return
-        command = [*toolchain.compiler(), *flags, str(source), *map(str, objects)]
+        command = [*(cc or toolchain.compiler()), *flags, str(source), *map(str, objects)]
         subprocess.run([*command, "-lm", "-lpthread", "-o", str(made)], check=True)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -61,11 +69,15 @@ def build(name: str, extra: Sequence[str] = (), programs: Sequence[str] = PROGRA
 
 def make_inputs(built: Path, folder: Path) -> None:
     """Writes what the programs read: kernel vectors and GGUF files."""
-    formats = subprocess.run([built / "kernel_check", "formats"], check=True, capture_output=True).stdout
-    scripts = TESTS / "core"
-    make = [sys.executable, str(scripts / "make_vectors.py"), str(folder / "vectors.bin")]
+    make_vectors([built / "kernel_check"], folder)
+    subprocess.run([sys.executable, str(TESTS / "core" / "make_files.py"), str(folder)], check=True)
+
+
+def make_vectors(kernel_check: Sequence[str | Path], folder: Path) -> None:
+    """Writes what the command `kernel_check` reads."""
+    formats = subprocess.run([*kernel_check, "formats"], check=True, capture_output=True).stdout
+    make = [sys.executable, str(TESTS / "core" / "make_vectors.py"), str(folder / "vectors.bin")]
     subprocess.run(make, input=formats, check=True)
-    subprocess.run([sys.executable, str(scripts / "make_files.py"), str(folder)], check=True)
 
 
 def arguments(program: str, folder: Path) -> list[str]:

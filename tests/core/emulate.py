@@ -1,0 +1,87 @@
+"""Checks kernels of instruction sets that this machine may not have: `python tests/core/emulate.py [x86|arm]`.
+
+x86: AVX-VNNI and AVX-512, their intrinsics replaced by plain C (emulated/immintrin.h, by SIMDe); arm: NEON, compiled by
+a cross compiler and run by qemu. kernel_check holds each set to the vectors and laws that a processor's own sets are
+held to. Ends with a line `N passed, N failed`. Needs numpy, gguf, and of Debian's packages libsimde-dev for x86, or
+gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user for arm.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+import coreprograms
+from coreprograms import toolchain
+
+_HEADERS = Path(__file__).resolve().parent / "emulated"
+_VERSION = zlib.crc32(b"".join(p.read_bytes() for p in sorted(_HEADERS.iterdir())))  # a change of them compiles anew
+# -Wno-psabi: no vector is passed between this code and another compiler's.
+_SHIM = [f"-I{_HEADERS}", f"-DPE_HEADERS={_VERSION}", "-Wno-psabi", "-O1"]
+_ARM = ["aarch64-linux-gnu-gcc"]
+
+
+@dataclass(frozen=True)
+class Target:
+    isas: Sequence[str]  # to check
+    packages: str  # of Debian
+    cc: Sequence[str] = ()
+    extra: Sequence[str] = ()
+    runner: Sequence[str] = ()
+    sets: Mapping[str, Sequence[str]] = field(default_factory=dict)  # none: the compiler's for aarch64
+
+
+TARGETS = {
+    "x86": Target(("avxvnni", "avx512"), "libsimde-dev", sets={"scalar": [], "avxvnni": _SHIM, "avx512": _SHIM}),
+    "arm": Target(
+        ("neon",),
+        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
+        cc=_ARM,
+        extra=["-static"],
+        runner=["qemu-aarch64"],
+    ),
+}
+
+
+def main(names: list[str]) -> int:
+    passed = failed = 0
+    for name in names:
+        target = TARGETS[name]
+        start = time.monotonic()
+        try:
+            sets = target.sets or toolchain.isas("aarch64", target.cc)
+            built = coreprograms.build(
+                f"emulated-{name}", ["-Werror", *target.extra], ["kernel_check"], cc=target.cc, sets=sets
+            )
+            command = [*target.runner, built / "kernel_check"]
+            print(f"{name}: built in {time.monotonic() - start:.0f} s", flush=True)
+            with tempfile.TemporaryDirectory() as work:
+                coreprograms.make_vectors(command, Path(work))
+                for isa in target.isas:
+                    start = time.monotonic()
+                    outcome = coreprograms.run([*command, str(Path(work) / "vectors.bin"), isa], timeout=900)
+                    passed += outcome.passed
+                    failed += outcome.failed
+                    told = f"{outcome.passed} passed, {outcome.failed} failed in {time.monotonic() - start:.0f} s"
+                    print(f"{name}: {isa}: {told}", flush=True)
+                    if outcome.failed:
+                        print(outcome.output[-8000:], flush=True)
+        except (FileNotFoundError, subprocess.CalledProcessError) as e:
+            print(f"error: {name}: {e}; are the packages there? apt-get install {target.packages}", file=sys.stderr)
+            return 1
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or list(TARGETS)
+    if any(c not in TARGETS for c in chosen):
+        raise SystemExit("usage: python tests/core/emulate.py [x86|arm]")
+    raise SystemExit(main(chosen))
