@@ -34,8 +34,8 @@ typedef struct pe_weight {
 // One block of 32 activations: x = d * q.
 typedef struct pe_act_block {
     float d;          // max |x| / 127; NaN if an x is
-    float d_sum;      // d * sum
-    int32_t sum;      // of the 32 q
+    float d_sum;      // d * the sum of the 32 q
+    int32_t minus8;   // -8 * their sum: where dot products start whose lanes are 8 above what is meant
     int16_t half[2];  // sums of the first and last 16
 } pe_act_block;
 

@@ -190,8 +190,8 @@ static pe_act take_act(const float *x, int64_t ldx, int64_t tokens, int64_t k) {
 static bool sums_right(const pe_act_block *b, const int8_t *q) {
     int sums[2] = {0, 0};
     for (int i = 0; i < PE_ACT_BLOCK; i++) sums[i / 16] += q[i];
-    return b->half[0] == sums[0] && b->half[1] == sums[1] && b->sum == sums[0] + sums[1] &&
-           b->d_sum == b->d * (float)b->sum;
+    return b->half[0] == sums[0] && b->half[1] == sums[1] && b->minus8 == -8 * (sums[0] + sums[1]) &&
+           b->d_sum == b->d * (float)(sums[0] + sums[1]);
 }
 
 // Block b of the only row, whose mean scale is `mean`: no value is off by more than half a step.

@@ -29,7 +29,7 @@ PE_INLINE pe_act_block round_block(const vf *x, int8_t *q) {
         half[2 * i / BLOCK_VECTORS] = vi_add(half[2 * i / BLOCK_VECTORS], n);
     }
     const int32_t h0 = vi_sum(half[0]), h1 = vi_sum(half[1]);
-    return (pe_act_block){d, d * (float)(h0 + h1), h0 + h1, {(int16_t)h0, (int16_t)h1}};
+    return (pe_act_block){d, d * (float)(h0 + h1), -8 * (h0 + h1), {(int16_t)h0, (int16_t)h1}};
 }
 
 void PE_FN(quantize)(const pe_act *a, int64_t t, int64_t k) {
@@ -73,13 +73,15 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
                         const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
                         vf *sum) {
     const uint8_t *unit = block + units_at(scales) + u * unit_bytes(cls);
-    // What the stored integers are above those that are meant, 0 or a power of two; no class has both reasons.
+    // What the stored integers are above those that are meant, 0 or a power of two from 8 on; no class has both reasons.
     const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
     vf d = load_d(scales, block);
     vi s[TOKENS_PER_TILE];
     if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product
         const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
         const vi subs[2] = {first.sub, last.sub};
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) s[r] = vi_zero();
         dot(cls, unit, subs, q, 32 * at, R, s);
         const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
 #pragma GCC unroll 4
@@ -94,6 +96,9 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
         }
         return;
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+        s[r] = zero && (who >> r & 1) ? vi_shl(vi_set1(ab[r][at].minus8), __builtin_ctz(zero) - 3) : vi_zero();
     dot(cls, unit, NULL, q, 32 * at, R, s);
     vf m = pe_scales_have_m(scales) ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
     if (pe_scales_parts(scales) == 8) {  // a scale per 32 k goes into d, a minimum into m
@@ -104,7 +109,6 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         if (!(who >> r & 1)) continue;
-        if (zero) s[r] = vi_sub(s[r], vi_shl(vi_set1(ab[r][at].sum), __builtin_ctz(zero)));
         sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
         if (pe_scales_have_m(scales)) sum[r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[r]);
     }

@@ -21,7 +21,7 @@ PE_INLINE int dot_offset(const pe_class cls) {
     return 0;
 }
 
-// s[r] = sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k]; the
+// Adds to s[r] the sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k]; the
 // scale goes into the widening multiply. Signed lanes: |w| as unsigned times q with w's sign.
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {
@@ -42,7 +42,7 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
             s16[r] = g % n ? _mm256_add_epi16(s16[r], y) : y;
             if (g % n != n - 1) continue;
             const vi wide = _mm256_madd_epi16(s16[r], pairs[g / 4]);
-            s[r] = g < n ? wide : _mm256_add_epi32(s[r], wide);
+            s[r] = _mm256_add_epi32(s[r], wide);
         }
     }
 }

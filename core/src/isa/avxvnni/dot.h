@@ -9,7 +9,7 @@
 // one more instruction for each product; this needs one more multiply-add for each 32 k.
 PE_INLINE int dot_offset(const pe_class cls) { return dot_is_signed(cls) ? 128 : 0; }
 
-// s[r] = sum over the 32 k of (w + offset)[lane, k] * q[r, k], or with `sub` [2] of
+// Adds to s[r] the sum over the 32 k of (w + offset)[lane, k] * q[r, k], or with `sub` [2] of
 // sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {
@@ -19,11 +19,10 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
         const vi w = dot_group(cls, unit, g, dot_offset(cls));
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const bool first = sub ? g % 4 == 0 : g == 0;
-            half[r] = _mm256_dpbusd_avx_epi32(first ? vi_zero() : half[r], w, dot_bcast4(q[r] + k + 4 * g));
-            if (sub && g == 3) s[r] = _mm256_mullo_epi32(half[r], sub[0]);
-            if (sub && g == 7) s[r] = _mm256_add_epi32(s[r], _mm256_mullo_epi32(half[r], sub[1]));
-            if (!sub && g == 7) s[r] = half[r];
+            const vi start = !sub ? s[r] : g % 4 ? half[r] : vi_zero();
+            half[r] = _mm256_dpbusd_avx_epi32(start, w, dot_bcast4(q[r] + k + 4 * g));
+            if (!sub) s[r] = half[r];
+            else if (g % 4 == 3) s[r] = _mm256_add_epi32(s[r], _mm256_mullo_epi32(half[r], sub[g / 4]));
         }
     }
 }

@@ -59,19 +59,19 @@ PE_INLINE void dot_half(const pe_class cls, const uint8_t *unit, int h, const in
 #undef PE_DOT_GROUP
 }
 
-// s[r] = sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k].
+// Adds to s[r] the sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k].
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {
-    vi last[4];
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        vi half[4];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) s[r] = last[r] = vi_zero();
-    dot_half(cls, unit, 0, q, k, R, s);
-    dot_half(cls, unit, 1, q, k, R, sub ? last : s);
-    if (!sub) return;
+        for (int r = 0; r < R; r++) half[r] = vi_zero();
+        dot_half(cls, unit, h, q, k, R, sub ? half : s);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-        s[r] = (vi){vmlaq_s32(vmulq_s32(s[r].lo, sub[0].lo), last[r].lo, sub[1].lo),
-                    vmlaq_s32(vmulq_s32(s[r].hi, sub[0].hi), last[r].hi, sub[1].hi)};
+        for (int r = 0; r < R && sub; r++)
+            s[r] = (vi){vmlaq_s32(s[r].lo, half[r].lo, sub[h].lo), vmlaq_s32(s[r].hi, half[r].hi, sub[h].hi)};
+    }
 }
 
 // The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8]. Four sums,

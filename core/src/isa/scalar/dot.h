@@ -26,10 +26,9 @@ PE_INLINE int dot_offset(const pe_class cls) {
     return 0;
 }
 
-// s[r] = sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k].
+// Adds to s[r] the sum over the 32 k of w[lane, k] * q[r, k], or with `sub` [2] of sub[lane, k / 16] * w[lane, k] * q[r, k].
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {
-    for (int r = 0; r < R; r++) s[r] = vi_zero();
     for (int g = 0; g < 8; g++) {
         int8_t w[4 * VL];
         dot_group(cls, unit, g, w);
