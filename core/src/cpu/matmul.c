@@ -7,10 +7,10 @@
 
 enum {
     BLOCK_VECTORS = PE_ACT_BLOCK / VL,
-    TOKENS_PER_TILE = 4,
-    PANELS_OF_ONE = 4,   // panels a lone token reads at once: as many streams from memory
-    PANELS_OF_MANY = 2,  // of floats, for a full tile of tokens: sums enough to hide an fma's latency, none spilled
-    PREFETCH = 1152,     // bytes ahead in each stream
+    TOKENS_PER_TILE = 4,  // of integers, DOT_TOKENS where there are so many
+    PANELS_OF_ONE = 4,    // panels a lone token reads at once: as many streams from memory
+    PANELS_OF_MANY = 2,   // of floats, for a full tile of tokens: sums enough to hide an fma's latency, none spilled
+    PREFETCH = 1152,      // bytes ahead in each stream
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
     // What the stored integers are above those that are meant, 0 or a power of two from 8 on; no class has both reasons.
     const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
     vf d = load_d(scales, block);
-    vi s[TOKENS_PER_TILE];
+    vi s[DOT_TOKENS];
     if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product
         const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
         const vi subs[2] = {first.sub, last.sub};
@@ -84,7 +84,7 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
         for (int r = 0; r < R; r++) s[r] = vi_zero();
         dot(cls, unit, subs, q, 32 * at, R, s);
         const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             if (!(who >> r & 1)) continue;
             const int32_t halves = halves_bits(ab[r] + at);
@@ -106,7 +106,7 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
         d = vf_mul(d, vi_to_f32(part.sub));
         m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(part.min)));
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         if (!(who >> r & 1)) continue;
         sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
@@ -119,10 +119,10 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
                             const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {
     const int units = units_of(scales);
     const uint8_t *panels = w->data + (size_t)panel * w->panel_bytes, *block = panels;
-    const int8_t *q[TOKENS_PER_TILE];
-    const pe_act_block *ab[TOKENS_PER_TILE];
-    vf sum[PANELS_OF_ONE][TOKENS_PER_TILE];
-#pragma GCC unroll 4
+    const int8_t *q[DOT_TOKENS];
+    const pe_act_block *ab[DOT_TOKENS];
+    vf sum[PANELS_OF_ONE][DOT_TOKENS];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         q[r] = a->q + (t + r) * a->ldq;
         ab[r] = a->blocks + (t + r) * a->ldb;
@@ -137,20 +137,20 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
                 for (size_t ahead = 0; ahead < w->block_bytes; ahead += 64) v_prefetch(from + PREFETCH + ahead);
             for (int u = 0; u < units; u++) add_unit(cls, scales, R, ~0u, from, units * b + u, u, q, ab, sum[p]);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         q[r] = a->fine_q + (t + r) * a->ldq;
         ab[r] = a->fine + (t + r) * a->ldb;
     }
     for (int64_t word = 0; word < a->ldm; word++) {
         uint64_t any = 0;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) any |= a->has_fine[(t + r) * a->ldm + word];
         for (; any; any &= any - 1) {
             const int64_t at = 64 * word + __builtin_ctzll(any);
             // A token that has no second term here must not even add zero: it could change a zero's sign.
             unsigned who = 0;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < R; r++) who |= (unsigned)(a->has_fine[(t + r) * a->ldm + word] >> at % 64 & 1) << r;
             const uint8_t *from = panels + (size_t)(at / units) * w->block_bytes;
 #pragma GCC unroll 4
@@ -161,7 +161,7 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
         const int64_t row = (panel + p) * VL, n = w->rows - row;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             float *to = y + (t + r) * ldy + row;
             if (n >= VL) vf_store(to, bias ? vf_add(sum[p][r], vf_load(bias + row)) : sum[p][r]);
@@ -231,8 +231,17 @@ typedef void tile_fn(const pe_weight *w, const pe_act *a, const float *bias, int
 typedef struct tiles {
     tile_fn *tokens[TOKENS_PER_TILE];  // 1 to 4 tokens, one panel
     tile_fn *streams;                  // one token, PANELS_OF_ONE panels
-    tile_fn *wide;                     // TOKENS_PER_TILE tokens, PANELS_OF_MANY panels; NULL: one panel is as fast
+    tile_fn *wide;                     // of more tokens or panels; NULL: nothing is faster
+    int wide_tokens, wide_panels;
 } tiles;
+
+#if DOT_TOKENS > 4
+#define INTEGER_WIDE(name, cls, scales) INTEGER_TILE(name##_w, cls, scales, DOT_TOKENS, 1)
+#define INTEGER_WIDE_OF(name) name##_w, DOT_TOKENS, 1
+#else
+#define INTEGER_WIDE(name, cls, scales)
+#define INTEGER_WIDE_OF(name) NULL, 0, 0
+#endif
 
 #define INTEGER_TILES(name, cls, scales)                  \
     INTEGER_TILE(name##_1, cls, scales, 1, 1)             \
@@ -240,7 +249,8 @@ typedef struct tiles {
     INTEGER_TILE(name##_3, cls, scales, 3, 1)             \
     INTEGER_TILE(name##_4, cls, scales, 4, 1)             \
     INTEGER_TILE(name##_s, cls, scales, 1, PANELS_OF_ONE) \
-    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s, NULL};
+    INTEGER_WIDE(name, cls, scales)                       \
+    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s, INTEGER_WIDE_OF(name)};
 #define FLOAT_TILES(name, cls)                                 \
     FLOAT_TILE(name##_1, cls, 1, 1)                            \
     FLOAT_TILE(name##_2, cls, 2, 1)                            \
@@ -248,7 +258,8 @@ typedef struct tiles {
     FLOAT_TILE(name##_4, cls, 4, 1)                            \
     FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE)                \
     FLOAT_TILE(name##_w, cls, TOKENS_PER_TILE, PANELS_OF_MANY) \
-    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s, name##_w};
+    static const tiles name = {                                \
+        {name##_1, name##_2, name##_3, name##_4}, name##_s, name##_w, TOKENS_PER_TILE, PANELS_OF_MANY};
 
 // The pairs of class and scales that formats.def has.
 // clang-format off
@@ -281,10 +292,11 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
     int64_t p = p0;
     if (t1 - t0 == 1)
         for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, t0, p, y, ldy);
-    const int64_t full = tile->wide ? t0 + (t1 - t0) / TOKENS_PER_TILE * TOKENS_PER_TILE : t0;
-    const int64_t wide = full > t0 ? p + (p1 - p) / PANELS_OF_MANY * PANELS_OF_MANY : p;
-    for (int64_t i = p; i < wide; i += PANELS_OF_MANY)
-        for (int64_t t = t0; t < full; t += TOKENS_PER_TILE) tile->wide(w, a, bias, t, i, y, ldy);
+    const int tokens = tile->wide_tokens, panels = tile->wide_panels;
+    const int64_t full = tile->wide ? t0 + (t1 - t0) / tokens * tokens : t0;
+    const int64_t wide = full > t0 ? p + (p1 - p) / panels * panels : p;
+    for (int64_t i = p; i < wide; i += panels)
+        for (int64_t t = t0; t < full; t += tokens) tile->wide(w, a, bias, t, i, y, ldy);
     for (; p < p1; p++)
         for (int64_t t = p < wide ? full : t0; t < t1; t += TOKENS_PER_TILE) {
             const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;

@@ -4,6 +4,8 @@
 
 #include "group.h"
 
+#define DOT_TOKENS 4  // in a tile, at most
+
 // Groups whose products fit 16 bits when summed: 2 x 127 x the largest lane for each.
 PE_INLINE int dot_groups_in_16_bits(const pe_class cls) {
     switch (cls) {
@@ -31,7 +33,7 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
     if (sub)
         for (int h = 0; h < 2; h++)
             pairs[h] = _mm256_or_si256(_mm256_slli_epi32(sub[h], 16), _mm256_and_si256(sub[h], low16));
-    vi s16[4];
+    vi s16[DOT_TOKENS];
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
         const vi w = dot_group(cls, unit, g, 0), a = dot_is_signed(cls) ? _mm256_abs_epi8(w) : w;

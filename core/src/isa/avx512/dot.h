@@ -5,6 +5,8 @@
 
 #include "cpu/cpu.h"
 
+#define DOT_TOKENS 8  // in a tile, at most; 32 registers hold their sums, and weights are unpacked half as often
+
 PE_INLINE vi dot_bcast4(const int8_t *p) {
     int32_t v;
     memcpy(&v, p, sizeof v);
@@ -48,11 +50,11 @@ PE_INLINE vi dot_group(const pe_class cls, const uint8_t *unit, int g) {
 // sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {
-    vi half[4];
+    vi half[DOT_TOKENS];
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
         const vi w = dot_group(cls, unit, g);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             const vi start = !sub ? s[r] : g % 4 ? half[r] : vi_zero();
             half[r] = _mm512_dpbusd_epi32(start, w, dot_bcast4(q[r] + k + 4 * g));

@@ -5,6 +5,8 @@
 
 #include "group.h"
 
+#define DOT_TOKENS 4  // in a tile, at most
+
 // What is added to the integers of a class, so that they are unsigned: a power of two, or 0. AVX2's sign trick would need
 // one more instruction for each product; this needs one more multiply-add for each 32 k.
 PE_INLINE int dot_offset(const pe_class cls) { return dot_is_signed(cls) ? 128 : 0; }
@@ -13,7 +15,7 @@ PE_INLINE int dot_offset(const pe_class cls) { return dot_is_signed(cls) ? 128 :
 // sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
 PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
                    vi *s) {
-    vi half[4];
+    vi half[DOT_TOKENS];
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
         const vi w = dot_group(cls, unit, g, dot_offset(cls));

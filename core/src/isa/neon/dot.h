@@ -5,6 +5,8 @@
 
 #include "cpu/cpu.h"
 
+#define DOT_TOKENS 4  // in a tile, at most
+
 // Bits of bytes moved to where `mask` wants them: left for shift > 0, right for shift < 0.
 PE_INLINE uint8x16_t dot_bits(uint8x16_t x, int shift, int mask) {
     const uint8x16_t moved = shift > 0   ? x << vdupq_n_u8((uint8_t)shift)
@@ -42,7 +44,7 @@ PE_INLINE int dot_offset(const pe_class cls) {
 // four of them by a number that must be a literal.
 PE_INLINE void dot_half(const pe_class cls, const uint8_t *unit, int h, const int8_t *const *q, int64_t k, int R,
                         vi *s) {
-    int8x16_t x[4];
+    int8x16_t x[DOT_TOKENS];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) x[r] = vld1q_s8(q[r] + k + 16 * h);
 #define PE_DOT_GROUP(j)                                                                                      \
@@ -64,7 +66,7 @@ PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const
                    vi *s) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        vi half[4];
+        vi half[DOT_TOKENS];
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) half[r] = vi_zero();
         dot_half(cls, unit, h, q, k, R, sub ? half : s);

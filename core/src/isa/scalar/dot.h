@@ -4,6 +4,8 @@
 
 #include "cpu/cpu.h"
 
+#define DOT_TOKENS 4  // in a tile, at most
+
 // The integers of group g of a unit (the layout is cpu.h's).
 PE_INLINE void dot_group(const pe_class cls, const uint8_t *unit, int g, int8_t *w) {
     for (int i = 0; i < 4 * VL; i++) {
