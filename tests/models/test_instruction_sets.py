@@ -22,9 +22,12 @@ FILES = {  # and what of them is chosen
     "test_invariance.py": "fast",
 }
 
-pytestmark = pytest.mark.skipif(
-    "PYEDGE_ISA" in os.environ, reason="this run is for the one instruction set that PYEDGE_ISA names"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "PYEDGE_ISA" in os.environ, reason="this run is for the one instruction set that PYEDGE_ISA names"
+    ),
+]
 
 
 def run(isa: str, file: str) -> subprocess.CompletedProcess[str]:
