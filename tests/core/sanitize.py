@@ -1,20 +1,24 @@
 """Runs the core's C programs under the sanitizers: `python tests/core/sanitize.py [address|thread]`.
 
-With the address and undefined-behaviour sanitizers all programs run, for every instruction set of this processor; with
-the thread sanitizer the thread pool and whole steps on several threads. Ends with a line `N passed, N failed`. Needs a
-C compiler with its sanitizers, numpy and gguf.
+With the address and undefined-behaviour sanitizers all programs run, the kernels for the instruction sets of this
+processor (but for those that are another one's vocabulary with a dot product of their own); with the thread sanitizer
+the thread pool and whole steps on several threads, which are the same whatever the set. Ends with a line `N passed, N
+failed`. Needs a C compiler with its sanitizers, numpy and gguf.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 import coreprograms
+from coreprograms import toolchain
 
 # -O1: a sanitized -O2 of the kernels takes minutes to compile. -g1: lines in reports.
 COMMON = ["-O1", "-g1", "-fno-omit-frame-pointer", "-Werror"]
@@ -32,6 +36,10 @@ RUNS: dict[str, dict[str, list[str]]] = {  # program: what it is told besides it
     },
     "thread": {"threads_check": ["4000"], "plan_check": ["0"]},
 }
+SETS = {
+    "address": {name: flags for name, flags in toolchain.isas().items() if name not in toolchain.BASES},
+    "thread": {"scalar": toolchain.isas()["scalar"]},
+}
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -46,7 +54,8 @@ def main(sanitizers: list[str]) -> int:
         for sanitizer in sanitizers:
             start = time.monotonic()
             try:
-                built = coreprograms.build(sanitizer, FLAGS[sanitizer], ["kernel_check", *RUNS[sanitizer]])
+                programs = ["kernel_check", *RUNS[sanitizer]]
+                built = coreprograms.build(sanitizer, FLAGS[sanitizer], programs, sets=SETS[sanitizer])
             except (FileNotFoundError, subprocess.CalledProcessError) as e:
                 print(f"error: {sanitizer} sanitizer: the core does not build: {e}", file=sys.stderr)
                 return 1
@@ -55,13 +64,18 @@ def main(sanitizers: list[str]) -> int:
             for program, more in RUNS[sanitizer].items():
                 start = time.monotonic()
                 command = [str(built / program), *coreprograms.arguments(program, inputs), *more]
-                outcome = coreprograms.run(command, ENVIRONMENT)
-                passed += outcome.passed
-                failed += outcome.failed
-                told = f"{outcome.passed} passed, {outcome.failed} failed in {time.monotonic() - start:.0f} s"
-                print(f"{sanitizer}: {program}: {told}", flush=True)
-                if outcome.failed:
-                    print(outcome.output[-8000:], flush=True)
+                commands = [command]
+                if program == "kernel_check":  # a process for each set, side by side
+                    commands = [[*command, name] for name in SETS[sanitizer]]
+                with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                    outcomes = list(pool.map(lambda c: coreprograms.run(c, ENVIRONMENT), commands))
+                passed += sum(o.passed for o in outcomes)
+                failed += sum(o.failed for o in outcomes)
+                told = f"{sum(o.passed for o in outcomes)} passed, {sum(o.failed for o in outcomes)} failed"
+                print(f"{sanitizer}: {program}: {told} in {time.monotonic() - start:.0f} s", flush=True)
+                for outcome in outcomes:
+                    if outcome.failed:
+                        print(outcome.output[-8000:], flush=True)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 
