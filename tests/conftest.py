@@ -25,8 +25,7 @@ def smollm2_path() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma3_path() -> Path:
-    """Gemma 3's file, if somebody has accepted its terms here and pulled it. For tests marked slow."""
+    """Gemma 3's file, likewise."""
     from pyedge import store
 
-    path = store.installed("gemma3:270m")
-    return path or pytest.skip("Gemma 3 is not on this machine; read its terms: pyedge pull gemma3:270m")
+    return store.resolve("gemma3:270m", pull=True)

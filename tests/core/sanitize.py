@@ -36,15 +36,19 @@ RUNS: dict[str, dict[str, list[str]]] = {  # program: what it is told besides it
     },
     "thread": {"threads_check": ["4000"], "plan_check": ["0"]},
 }
-SETS = {
-    "address": {name: flags for name, flags in toolchain.isas().items() if name not in toolchain.BASES},
-    "thread": {"scalar": toolchain.isas()["scalar"]},
-}
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1",
 }
+
+
+def sets_of(sanitizer: str) -> dict[str, list[str]]:
+    """Instruction sets, and their flags."""
+    every = toolchain.isas()
+    if sanitizer == "thread":
+        return {"scalar": every["scalar"]}
+    return {name: flags for name, flags in every.items() if name not in toolchain.BASES}
 
 
 def main(sanitizers: list[str]) -> int:
@@ -54,8 +58,9 @@ def main(sanitizers: list[str]) -> int:
         for sanitizer in sanitizers:
             start = time.monotonic()
             try:
+                sets = sets_of(sanitizer)
                 programs = ["kernel_check", *RUNS[sanitizer]]
-                built = coreprograms.build(sanitizer, FLAGS[sanitizer], programs, sets=SETS[sanitizer])
+                built = coreprograms.build(sanitizer, FLAGS[sanitizer], programs, sets=sets)
             except (FileNotFoundError, subprocess.CalledProcessError) as e:
                 print(f"error: {sanitizer} sanitizer: the core does not build: {e}", file=sys.stderr)
                 return 1
@@ -66,7 +71,7 @@ def main(sanitizers: list[str]) -> int:
                 command = [str(built / program), *coreprograms.arguments(program, inputs), *more]
                 commands = [command]
                 if program == "kernel_check":  # a process for each set, side by side
-                    commands = [[*command, name] for name in SETS[sanitizer]]
+                    commands = [[*command, name] for name in sets]
                 with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
                     outcomes = list(pool.map(lambda c: coreprograms.run(c, ENVIRONMENT), commands))
                 passed += sum(o.passed for o in outcomes)
