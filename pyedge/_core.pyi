@@ -55,11 +55,13 @@ class Gguf:
     @overload
     def get(self, key: str, default: _T) -> GgufValue | _T: ...
     def bytes(self, key: str) -> list[builtins.bytes]: ...
+    def packed(self, key: str) -> builtins.bytes: ...  # the value as in the file, its type in front
     def length(self, key: str) -> int: ...  # of an array; 1: a value that is none
     def __contains__(self, key: str) -> bool: ...
     @property
     def tensors(self) -> list[TensorInfo]: ...
     def tensor_index(self, name: str) -> int: ...  # -1: not there
+    def read(self, name: str, first: int = 0, n: int | None = None) -> builtins.bytes: ...  # as in the file
     def dequantize(
         self, name: str, first: int = 0, n: int | None = None
     ) -> npt.NDArray[np.float32]: ...  # [n rows from first on, columns]

@@ -157,6 +157,21 @@ static py::list get_bytes(const Gguf &g, std::string_view key) {
     return elements(kv, true);
 }
 
+static py::bytes packed(const Gguf &g, std::string_view key) {
+    const pe_kv kv = find_or_raise(g, key);
+    std::string out;
+    const auto put = [&out](auto number) { out.append(reinterpret_cast<const char *>(&number), sizeof number); };
+    if (kv.is_array) {
+        put(static_cast<std::uint32_t>(PE_GGUF_ARRAY));
+        put(static_cast<std::uint32_t>(kv.type));
+        put(kv.n);
+    } else {
+        put(static_cast<std::uint32_t>(kv.type));
+    }
+    out.append(static_cast<const char *>(kv.data), kv.n_bytes);
+    return out;
+}
+
 static py::str path_str(const char *path) {
     PyObject *s = PyUnicode_DecodeFSDefault(path);
     if (!s) throw py::error_already_set();
@@ -210,10 +225,36 @@ static std::vector<TensorInfo> tensors(const Gguf &g) {
     return out;
 }
 
-static py::array_t<float> dequantize(const Gguf &g, std::string_view name, std::int64_t first,
-                                     std::optional<std::int64_t> n) {
+static std::int64_t tensor_or_raise(const Gguf &g, std::string_view name) {
     const std::int64_t i = g.tensor_index(name);
     if (i < 0) raise_model_error(g.path() + ": tensor '" + std::string(name) + "' is missing; get a complete file");
+    return i;
+}
+
+static py::bytes read_tensor(const Gguf &g, std::string_view name, std::uint64_t first,
+                             std::optional<std::uint64_t> n) {
+    const std::int64_t i = tensor_or_raise(g, name);
+    pe_gguf *file = g.handle();
+    const std::uint64_t size = pe_gguf_tensor(file, i)->n_bytes;
+    const std::uint64_t count = n ? *n : first < size ? size - first : 0;
+    const bool sound = first <= size && count <= size - first;  // the core says what is wrong
+    py::bytes out(nullptr, sound ? static_cast<std::size_t>(count) : 0);
+    char *data = PyBytes_AS_STRING(out.ptr());
+    pe_error err{};
+    pe_status status;
+    pe_gguf_retain(file);  // another thread may close it meanwhile
+    {
+        py::gil_scoped_release release;
+        status = pe_gguf_read(file, i, first, data, static_cast<std::size_t>(count), &err);
+        pe_gguf_release(file);
+    }
+    check(status, err);
+    return out;
+}
+
+static py::array_t<float> dequantize(const Gguf &g, std::string_view name, std::int64_t first,
+                                     std::optional<std::int64_t> n) {
+    const std::int64_t i = tensor_or_raise(g, name);
     pe_gguf *file = g.handle();
     const pe_tensor *t = pe_gguf_tensor(file, i);
     const std::int64_t rows = t->ne[1] * t->ne[2] * t->ne[3];
@@ -273,6 +314,7 @@ void bind_gguf(py::module_ &m) {
         .def("get", &get, py::arg("key"), py::arg("default") = py::none(),
              "The value as int, float, bool, str or a list of these; bytes that are not UTF-8 become U+FFFD.")
         .def("bytes", &get_bytes, py::arg("key"), "The strings of an array (or the one of a value) as they are.")
+        .def("packed", &packed, py::arg("key"), "The value as the file has it, to the byte, its type in front.")
         .def(
             "length", [](const Gguf &g, std::string_view key) { return find_or_raise(g, key).n; }, py::arg("key"),
             "The number of elements of an array, 1 for a value that is none; no element is made.")
@@ -283,6 +325,8 @@ void bind_gguf(py::module_ &m) {
              })
         .def_property_readonly("tensors", &tensors, "In the file's order.")
         .def("tensor_index", &Gguf::tensor_index, py::arg("name"), "Its place in `tensors`; -1 if there is none.")
+        .def("read", &read_tensor, py::arg("name"), py::arg("first") = 0, py::arg("n") = py::none(),
+             "A tensor's bytes as the file has them, `n` from `first` on; None: the rest.")
         .def("dequantize", &dequantize, py::arg("name"), py::arg("first") = 0, py::arg("n") = py::none(),
              "float32 [rows, columns]; axes above two are folded into rows. `n` rows from `first` on; None: the rest.");
 }
