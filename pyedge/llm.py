@@ -157,6 +157,7 @@ class LLM:
             self._engine = Engine(weights, self.tokenizer, config)
         else:
             self._embedder = Embedder(weights, self.plan, config)
+        self.max_sequences = max_sequences
         self.threads: int = n_threads or _core.machine()["default_threads"]
         self.isa: str = weights.isa
         self.weight_bytes: int = weights.weight_bytes  # resident
@@ -195,7 +196,7 @@ class LLM:
             rules = list(params)
             if len(rules) != len(each):
                 raise ValueError(f"{len(rules)} sampling params for {len(each)} prompts; give one, or one for each")
-        ids = [self._encode(prompt) for prompt in each]
+        ids = [self.encode(prompt) for prompt in each]
         return self._finish([self._request(i, r) for i, r in zip(ids, rules, strict=True)])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[TokenEvent, None, None]:
@@ -203,17 +204,17 @@ class LLM:
         model ends its answer or a stop string comes, "length" when max_tokens are there or, without that, when the
         context is full. Closing the generator, or dropping it, ends the request.
         """
-        return self._stream(self._request(self._encode(prompt), params))
+        return self._stream(self._request(self.encode(prompt), params))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answers a conversation, by the model's chat template."""
-        return self._finish([self._request(self._encode_chat(messages), params)])[0]
+        return self._finish([self._request(self.encode_chat(messages), params)])[0]
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
     ) -> Generator[TokenEvent, None, None]:
         """Answers a conversation, a token at a time, as `stream` does."""
-        return self._stream(self._request(self._encode_chat(messages), params))
+        return self._stream(self._request(self.encode_chat(messages), params))
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """What the model predicts after each token: [n, n_vocab], row i for token i + 1. No other request matters.
@@ -232,13 +233,61 @@ class LLM:
         import numpy as np
 
         embedder = self.embedder
-        each = [self._encode_text(i, text) for i, text in enumerate(_each(texts))]
+        each = [self.encode_text(i, text) for i, text in enumerate(_each(texts))]
         out = embedder.embed(each)
         if normalize:
             for row in out:  # an exact sum: its bits cannot depend on how numpy adds
                 length = math.sqrt(math.fsum((row.astype(np.float64) ** 2).tolist()))
                 row /= np.float32(length or 1.0)
         return out
+
+    # ---- prompts -----------------------------------------------------------------------------------------------------
+
+    def encode(self, prompt: Any) -> Any:
+        """Token ids of a prompt as `generate` takes it; ids that are given come back, and the engine checks them."""
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" not in prompt:
+                raise ValueError('a prompt that is no text must be {"prompt_token_ids": [integers]}')
+            return prompt["prompt_token_ids"]  # the engine checks them
+        if not isinstance(prompt, str):
+            raise ValueError(f"a prompt must be text or {{'prompt_token_ids': [...]}}, not {type(prompt).__name__}")
+        # A count is not worth seconds where nothing can fit; of what nearly fits, the engine says how many there are.
+        hopeless = len(prompt) > _LONG_TOKEN * self.max_model_len
+        limit = self.max_model_len if hopeless else None
+        ids = self.tokenizer.encode(prompt, special=True, eos=False, limit=limit)  # the answer comes behind it
+        if not ids and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id]
+        if not ids:
+            raise ValueError("the prompt is empty, and this model has no begin-of-text token to start from")
+        return ids
+
+    def encode_text(self, number: int, text: Any) -> list[int]:
+        """Token ids of a text as `embed` takes them. number: what errors call it."""
+        capacity = self.max_model_len
+        if isinstance(text, Mapping):
+            if "prompt_token_ids" not in text:
+                raise ValueError('a text that is none must be {"prompt_token_ids": [integers]}')
+            ids = checked_ids(text["prompt_token_ids"], self.plan.hparams.n_vocab)
+        elif isinstance(text, str):
+            hopeless = len(text) > _LONG_TOKEN * capacity
+            ids = self.tokenizer.encode(text, limit=capacity if hopeless else None)
+        else:
+            raise ValueError(f"a text must be str or {{'prompt_token_ids': [...]}}, not {type(text).__name__}")
+        if not ids:
+            raise ValueError(f"text {number} is empty, and this model has no begin or end token")
+        if len(ids) > capacity:
+            raise ValueError(f"text {number}: {len(ids)} tokens, but this model reads at most {capacity}; cut it up")
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation as `chat` takes it. variables: for the template."""
+        return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, **variables)
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
@@ -275,45 +324,8 @@ class LLM:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _encode(self, prompt: Any) -> Any:
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" not in prompt:
-                raise ValueError('a prompt that is no text must be {"prompt_token_ids": [integers]}')
-            return prompt["prompt_token_ids"]  # the engine checks them
-        if not isinstance(prompt, str):
-            raise ValueError(f"a prompt must be text or {{'prompt_token_ids': [...]}}, not {type(prompt).__name__}")
-        # A count is not worth seconds where nothing can fit; of what nearly fits, the engine says how many there are.
-        hopeless = len(prompt) > _LONG_TOKEN * self.max_model_len
-        limit = self.max_model_len if hopeless else None
-        ids = self.tokenizer.encode(prompt, special=True, eos=False, limit=limit)  # the answer comes behind it
-        if not ids and self.tokenizer.bos_id is not None:
-            ids = [self.tokenizer.bos_id]
-        if not ids:
-            raise ValueError("the prompt is empty, and this model has no begin-of-text token to start from")
-        return ids
-
-    def _encode_text(self, number: int, text: Any) -> list[int]:
-        capacity = self.max_model_len
-        if isinstance(text, Mapping):
-            if "prompt_token_ids" not in text:
-                raise ValueError('a text that is none must be {"prompt_token_ids": [integers]}')
-            ids = checked_ids(text["prompt_token_ids"], self.plan.hparams.n_vocab)
-        elif isinstance(text, str):
-            hopeless = len(text) > _LONG_TOKEN * capacity
-            ids = self.tokenizer.encode(text, limit=capacity if hopeless else None)
-        else:
-            raise ValueError(f"a text must be str or {{'prompt_token_ids': [...]}}, not {type(text).__name__}")
-        if not ids:
-            raise ValueError(f"text {number} is empty, and this model has no begin or end token")
-        if len(ids) > capacity:
-            raise ValueError(f"text {number}: {len(ids)} tokens, but this model reads at most {capacity}; cut it up")
-        return ids
-
     def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{self.path}: {why}" if self._weights else "this LLM is closed; make a new one")
-
-    def _encode_chat(self, messages: Sequence[Message]) -> Sequence[int]:
-        return self.tokenizer.apply_chat_template(messages)
 
     def _request(self, ids: Sequence[int], params: SamplingParams | None) -> Request:
         if not isinstance(params, (SamplingParams, type(None))):

@@ -23,6 +23,7 @@ COMMANDS = {  # name: its line in the help
     "show": "Show what a model is, and where it comes from.",
     "chat": "Talk with a model in the terminal.",
     "run": "Answer one prompt.",
+    "serve": "Serve an HTTP API and a chat page.",
     "tokenize": "Turn a text into tokens.",
     "inspect": "Show what a file holds, and what is wrong with it.",
     "bench": "Measure the speed of reading and writing.",

@@ -126,12 +126,17 @@ def locate(model: str) -> Path:
 
 def load(path: Path, options: dict[str, Any]) -> LLM:
     """The model in that file, which generates, loaded as the command's options of `model_options` say."""
+    llm = load_any(path, options)
+    _ = llm.engine  # a model that only embeds is refused before anything else is said
+    return llm
+
+
+def load_any(path: Path, options: dict[str, Any], **others: Any) -> LLM:
+    """The model in that file, whether it generates or embeds. others: as LLM has them."""
     from pyedge import LLM
 
     given = {api: options[name] for name, api in _MODEL_NAMES.items() if options[name] is not None}
-    llm = LLM(path, **given)
-    _ = llm.engine  # a model that only embeds is refused before anything else is said
-    return llm
+    return LLM(path, **given, **others)
 
 
 def sampling(options: dict[str, Any], **others: Any) -> SamplingParams:
