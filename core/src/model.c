@@ -6,17 +6,28 @@
 #include "os.h"
 #include "threads.h"
 
-enum { PREFETCH_TAIL = 4096 };  // bytes behind a matrix that prefetches may touch
+enum {
+    PREFETCH_TAIL = 4096,  // bytes behind a matrix that prefetches may touch
+    ITEM_BYTES = 65536,    // that are packed at once: what is read is still in the cache then
+};
 
-typedef struct packing {
-    const pe_model *m;
-    const pe_gguf *g;
+// A matrix to be packed: its rows in the file, cut into items of whole panels.
+typedef struct source {
     int64_t tensor;
     uint64_t first;  // byte of the tensor's data that the matrix begins at
     const pe_weight *w;
     const pe_format_row *format;
-    int64_t panels_per_item;
     size_t row_bytes;
+    int64_t panels_per_item;
+    int64_t first_item;  // of all items of the model
+} source;
+
+// One job for all matrices: a wait at the end of each would cost a time slice each on a machine that has other work.
+typedef struct packing {
+    const pe_model *m;
+    const pe_gguf *g;
+    source *sources;  // [n_sources + 1] in the order of their items; the last has the count of all
+    int32_t n_sources;
     uint8_t *buffers;  // [workers, buffer_bytes]: the rows of an item, as the file has them
     size_t buffer_bytes;
     atomic_bool failed;
@@ -25,39 +36,45 @@ typedef struct packing {
 
 static void pack_item(void *ctx, int64_t item, int worker) {
     packing *p = ctx;
-    const int64_t p0 = item * p->panels_per_item, p1 = p0 + p->panels_per_item, row = p0 * p->w->lanes;
-    pe_weight part = *p->w;
+    if (atomic_load(&p->failed)) return;
+    int32_t low = 0, high = p->n_sources;  // the source that has the item: the last that begins at or before it
+    while (high - low > 1) {
+        const int32_t middle = low + (high - low) / 2;
+        if (p->sources[middle].first_item <= item) low = middle;
+        else high = middle;
+    }
+    const source *s = &p->sources[low];
+    const int64_t p0 = (item - s->first_item) * s->panels_per_item, p1 = p0 + s->panels_per_item;
+    const int64_t row = p0 * s->w->lanes;
+    pe_weight part = *s->w;
     part.data += (size_t)p0 * part.panel_bytes;
     part.n_panels = (p1 < part.n_panels ? p1 : part.n_panels) - p0;
     part.rows = (p1 * part.lanes < part.rows ? p1 * part.lanes : part.rows) - row;
     uint8_t *rows = p->buffers + (size_t)worker * p->buffer_bytes;
     pe_error err;
-    if (atomic_load(&p->failed)) return;
-    if (pe_gguf_read(p->g, p->tensor, p->first + (uint64_t)row * p->row_bytes, rows, (size_t)part.rows * p->row_bytes,
+    if (pe_gguf_read(p->g, s->tensor, s->first + (uint64_t)row * s->row_bytes, rows, (size_t)part.rows * s->row_bytes,
                      &err) == PE_OK)
-        p->m->kernels->pack(&part, p->format, rows, 0, part.n_panels);
+        p->m->kernels->pack(&part, s->format, rows, 0, part.n_panels);
     else if (!atomic_exchange(&p->failed, true)) *p->err = err;
 }
 
-// Packs the matrices of tensor i; w[0].data is the memory for all.
-static pe_status pack_matrices(const pe_model *m, const pe_gguf *g, int64_t i, pe_weight *w, int width, pe_error *err) {
-    const pe_tensor *t = pe_gguf_tensor(g, i);
+// Adds the matrices of tensor i, of which w is the first; `to` is the memory for them.
+static void add_sources(packing *p, int64_t i, pe_weight *w, uint8_t *to) {
+    const pe_tensor *t = pe_gguf_tensor(p->g, i);
     const pe_format_row *f = pe_format_row_by_type(t->type);
-    packing p = {.m = m, .g = g, .tensor = i, .format = f, .err = err};
-    p.panels_per_item = w->panel_bytes > 65536 ? 1 : (int64_t)(65536 / w->panel_bytes) + 1;
-    p.row_bytes = (size_t)(t->ne[0] / f->info.block_values) * (size_t)f->info.block_bytes;
-    const int64_t panels = p.panels_per_item < w->n_panels ? p.panels_per_item : w->n_panels;
-    p.buffer_bytes = ((size_t)(panels * w->lanes) * p.row_bytes + 63) / 64 * 64;  // workers share no cache line
-    p.buffers = malloc((size_t)width * p.buffer_bytes);
-    if (!p.buffers) return pe_fail(err, PE_ERR_MEMORY, t->name, "no memory to read it");
-    for (int64_t e = 0; e < t->ne[2] && !atomic_load(&p.failed); e++) {
-        w[e].data = w->data + (size_t)(e * w->n_panels) * w->panel_bytes;
-        p.w = &w[e];
-        p.first = (uint64_t)e * (t->n_bytes / (uint64_t)t->ne[2]);
-        pe_parallel(width, (w->n_panels + p.panels_per_item - 1) / p.panels_per_item, pack_item, &p);
+    const size_t row_bytes = (size_t)(t->ne[0] / f->info.block_values) * (size_t)f->info.block_bytes;
+    const int64_t per_item = w->panel_bytes > ITEM_BYTES ? 1 : (int64_t)(ITEM_BYTES / w->panel_bytes) + 1;
+    const int64_t panels = per_item < w->n_panels ? per_item : w->n_panels;
+    const size_t buffer_bytes =
+        ((size_t)(panels * w->lanes) * row_bytes + 63) / 64 * 64;  // workers share no cache line
+    if (buffer_bytes > p->buffer_bytes) p->buffer_bytes = buffer_bytes;
+    for (int64_t e = 0; e < t->ne[2]; e++) {
+        w[e].data = to + (size_t)(e * w->n_panels) * w->panel_bytes;
+        source *s = &p->sources[p->n_sources++];
+        const int64_t first_item = s->first_item;
+        *s = (source){i, (uint64_t)e * (t->n_bytes / (uint64_t)t->ne[2]), &w[e], f, row_bytes, per_item, first_item};
+        s[1].first_item = first_item + (w->n_panels + per_item - 1) / per_item;
     }
-    free(p.buffers);
-    return atomic_load(&p.failed) ? (pe_status)err->code : PE_OK;
 }
 
 // The matrices of a tensor: experts are several.
@@ -73,32 +90,41 @@ static void shape_matrices(const pe_model *m, const pe_tensor *t, pe_weight *w) 
     w->block_bytes = m->kernels->block_bytes(f->cls, f->scales);
     w->panel_bytes = (size_t)w->n_blocks * w->block_bytes;
     for (int64_t i = 1; i < t->ne[2]; i++) w[i] = *w;
-    w->bytes = (size_t)t->ne[2] * (size_t)w->n_panels * w->panel_bytes + PREFETCH_TAIL;
+    w->bytes = ((size_t)t->ne[2] * (size_t)w->n_panels * w->panel_bytes + PREFETCH_TAIL + 63) / 64 * 64;
+}
+
+static pe_status read_vector(pe_model *m, const pe_gguf *g, int64_t i, int32_t vector, pe_error *err) {
+    const pe_tensor *t = pe_gguf_tensor(g, i);
+    const int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+    float *to = m->vectors[vector] = malloc((size_t)n * sizeof *to);
+    m->vector_sizes[vector] = n;
+    return to ? pe_gguf_dequantize(g, i, to, err) : pe_fail(err, PE_ERR_MEMORY, t->name, "out of memory");
 }
 
 static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *use, int threads, pe_error *err) {
+    packing p = {.m = m, .g = g, .err = err};
+    p.sources = calloc((size_t)m->n_matrices + 1, sizeof *p.sources);
+    uint8_t *to = m->packed = pe_os_alloc_huge(m->packed_bytes);
     pe_status status = PE_OK;
-    const int width = pe_pool_lock(threads);
+    if (!p.sources || !to)
+        status = pe_fail(err, PE_ERR_MEMORY, NULL, "no memory for %zu bytes of weights", m->packed_bytes);
     for (int64_t i = 0; i < pe_gguf_n_tensors(g) && status == PE_OK; i++) {
-        const pe_tensor *t = pe_gguf_tensor(g, i);
-        if (use[i].vector >= 0) {
-            const int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
-            float *to = m->vectors[use[i].vector] = malloc((size_t)n * sizeof *to);
-            m->vector_sizes[use[i].vector] = n;
-            if (!to) status = pe_fail(err, PE_ERR_MEMORY, t->name, "out of memory");
-            else status = pe_gguf_dequantize(g, i, to, err);
-        }
-        if (use[i].matrix < 0 || status != PE_OK) continue;
+        if (use[i].vector >= 0) status = read_vector(m, g, i, use[i].vector, err);
+        if (use[i].matrix < 0) continue;
         pe_weight *w = &m->matrices[use[i].matrix];
-        w->data = pe_os_alloc(w->bytes);
-        if (!w->data) {
-            status = pe_fail(err, PE_ERR_MEMORY, t->name, "no memory for %zu bytes of weights", w->bytes);
-            break;
-        }
-        status = pack_matrices(m, g, i, w, width, err);
+        add_sources(&p, i, w, to);
+        to += w->bytes;
     }
-    pe_pool_unlock();
-    return status;
+    if (status == PE_OK) {
+        const int width = pe_pool_lock(threads);
+        p.buffers = malloc((size_t)width * p.buffer_bytes);
+        if (p.buffers) pe_parallel(width, p.sources[p.n_sources].first_item, pack_item, &p);
+        else status = pe_fail(err, PE_ERR_MEMORY, NULL, "no memory to read weights");
+        pe_pool_unlock();
+    }
+    free(p.buffers);
+    free(p.sources);
+    return atomic_load(&p.failed) ? (pe_status)err->code : status;
 }
 
 static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t n_ops, const pe_model_options *o,
@@ -115,10 +141,11 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
         const pe_tensor *t = pe_gguf_tensor(g, i);
         if (use[i].matrix >= 0) {
             shape_matrices(m, t, &m->matrices[use[i].matrix]);
-            m->bytes += m->matrices[use[i].matrix].bytes;
+            m->packed_bytes += m->matrices[use[i].matrix].bytes;
         }
         if (use[i].vector >= 0) m->bytes += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
     }
+    m->bytes += m->packed_bytes;
     pe_machine machine;
     pe_machine_query(&machine);
     if (m->bytes > machine.memory_available)
@@ -163,8 +190,7 @@ void pe_model_retain(pe_model *m) { atomic_fetch_add(&m->references, 1); }
 
 void pe_model_release(pe_model *m) {
     if (!m || atomic_fetch_sub(&m->references, 1) != 1) return;
-    for (int32_t i = 0; m->matrices && i < m->n_matrices; i++)
-        if (m->matrices[i].bytes) pe_os_free(m->matrices[i].data, m->matrices[i].bytes);
+    pe_os_free(m->packed, m->packed_bytes);
     for (int32_t i = 0; m->vectors && i < m->n_vectors; i++) free(m->vectors[i]);
     free(m->matrices);
     free(m->vectors);

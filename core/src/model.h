@@ -54,9 +54,10 @@ struct pe_model {
     int32_t n_ops, n_values, n_matrices, n_vectors, n_layers;
     pe_plan_op *ops;  // [n_ops]
     int64_t *widths;  // [n_values]
-    // [n_matrices]; a tensor used twice is here once; experts are matrices of their own, one behind the other, and the
-    // first of them has the memory of all
+    // [n_matrices]; a tensor used twice is here once; experts are matrices of their own, one behind the other
     pe_weight *matrices;
+    uint8_t *packed;  // [packed_bytes] the memory of all matrices
+    size_t packed_bytes;
     float **vectors;        // [n_vectors]: norms, biases, rope factors
     int64_t *vector_sizes;  // [n_vectors]
     pe_layer *layers;       // [n_layers]

@@ -144,6 +144,8 @@ void *pe_os_alloc(size_t bytes) {
     return posix_memalign(&p, 4096, bytes ? bytes : 1) ? NULL : memset(p, 0, bytes);
 }
 
+void *pe_os_alloc_huge(size_t bytes) { return pe_os_alloc(bytes); }
+
 void pe_os_free(void *p, size_t bytes) {
     (void)bytes;
     free(p);
@@ -154,6 +156,25 @@ void *pe_os_alloc(size_t bytes) {
     if (bytes == 0) bytes = 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? NULL : p;
+}
+
+void *pe_os_alloc_huge(size_t bytes) {
+#ifdef __linux__
+    const size_t huge = (size_t)2 << 20;  // of x86-64, and of ARM with pages of 4 KiB
+    if (bytes < huge) return pe_os_alloc(bytes);
+    // Huge pages begin at multiples of their size: what stands before the first one, and behind the end, is given back.
+    uint8_t *p = pe_os_alloc(bytes + huge);
+    if (!p) return NULL;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page;
+    const size_t before = (huge - (uintptr_t)p % huge) % huge, behind = huge - before;
+    if (before) munmap(p, before);
+    p += before;
+    if (behind) munmap(p + whole, behind);
+    madvise(p, whole, MADV_HUGEPAGE);  // refused where the kernel has none: then they are small
+    return p;
+#else
+    return pe_os_alloc(bytes);
+#endif
 }
 
 void pe_os_free(void *p, size_t bytes) {

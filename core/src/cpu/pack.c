@@ -12,23 +12,48 @@ size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales) {
     }
 }
 
-// Puts 32 integers of one lane into a unit of its panel block, which starts zeroed.
+// Four integers of one lane, k = 4 g .. 4 g + 3, as a word: planes consist of such words, so four integers are shifted,
+// then masked of their neighbours' bits, at once. (The order of bytes is the machine's own.)
+PE_INLINE uint32_t four(const int8_t *q, int g) {
+    uint32_t v;
+    memcpy(&v, q + 4 * g, sizeof v);
+    return v;
+}
+
+PE_INLINE void put_word(uint8_t *plane, int word, int lane, uint32_t v) {
+    memcpy(plane + 4 * (VL * word + lane), &v, sizeof v);
+}
+
+enum { EACH_1 = 0x01010101, EACH_3 = 0x03030303, EACH_15 = 0x0f0f0f0f };
+
+// Bit `from` of 32 integers.
+PE_INLINE void put_bits(uint8_t *plane, int lane, const int8_t *q, int from) {
+    uint32_t v = 0;
+    for (int g = 0; g < 8; g++) v |= (four(q, g) >> from & EACH_1) << g;
+    put_word(plane, 0, lane, v);
+}
+
+// Bits `from` and `from` + 1.
+PE_INLINE void put_pairs(uint8_t *plane, int lane, const int8_t *q, int from) {
+    for (int h = 0; h < 2; h++) {
+        uint32_t v = 0;
+        for (int g = 0; g < 4; g++) v |= (four(q, 4 * h + g) >> from & EACH_3) << 2 * g;
+        put_word(plane, h, lane, v);
+    }
+}
+
+// Puts 32 integers of one lane into a unit of its panel block, and writes all bytes of the lane there.
 PE_INLINE void put_unit(pe_class cls, uint8_t *unit, int lane, const int8_t *q) {
-    for (int k = 0; k < 32; k++) {
-        const int g = k / 4, at = 4 * lane + k % 4;
-        const uint8_t v = (uint8_t)q[k];
-        uint8_t *plane = unit;
-        if (cls == PE_CLASS_I8) {
-            plane[4 * VL * g + at] = v;
-        } else if (cls == PE_CLASS_U2 || cls == PE_CLASS_U3) {
-            plane[4 * VL * (g / 4) + at] |= (uint8_t)((v & 3) << 2 * (g & 3));
-            if (cls == PE_CLASS_U3) plane[PAIRS + at] |= (uint8_t)(v >> 2 << g);
-        } else {
-            plane[4 * VL * (g / 2) + at] |= (uint8_t)((v & 15) << 4 * (g & 1));
-            plane += NIBBLES;
-            if (cls == PE_CLASS_U5) plane[at] |= (uint8_t)(v >> 4 << g);
-            if (cls == PE_CLASS_U6) plane[4 * VL * (g / 4) + at] |= (uint8_t)(v >> 4 << 2 * (g & 3));
-        }
+    if (cls == PE_CLASS_I8) {
+        for (int g = 0; g < 8; g++) put_word(unit, g, lane, four(q, g));
+    } else if (cls == PE_CLASS_U2 || cls == PE_CLASS_U3) {
+        put_pairs(unit, lane, q, 0);
+        if (cls == PE_CLASS_U3) put_bits(unit + PAIRS, lane, q, 2);
+    } else {
+        for (int j = 0; j < 4; j++)
+            put_word(unit, j, lane, (four(q, 2 * j) & EACH_15) | (four(q, 2 * j + 1) & EACH_15) << 4);
+        if (cls == PE_CLASS_U5) put_bits(unit + NIBBLES, lane, q, 4);
+        if (cls == PE_CLASS_U6) put_pairs(unit + NIBBLES, lane, q, 4);
     }
 }
 
@@ -51,8 +76,9 @@ PE_INLINE void pack_quantized(const pe_weight *w, const uint8_t *src, size_t src
     for (int64_t p = p0; p < p1; p++)
         for (int64_t b = 0; b < w->n_blocks; b++) {
             uint8_t *out = w->data + (size_t)p * w->panel_bytes + (size_t)b * w->block_bytes;
-            memset(out, 0, w->block_bytes);
-            for (int lane = 0; lane < VL && p * VL + lane < w->rows; lane++) {
+            const int lanes = w->rows - p * VL < VL ? (int)(w->rows - p * VL) : VL;
+            if (lanes < VL) memset(out, 0, w->block_bytes);  // missing rows are zero; rows that are there write all
+            for (int lane = 0; lane < lanes; lane++) {
                 pe_lanes x;
                 lanes_of(src + (size_t)(p * VL + lane) * row_bytes + (size_t)b * src_block_bytes, &x);
                 put_scales(scales, out, lane, &x);
@@ -62,18 +88,16 @@ PE_INLINE void pack_quantized(const pe_weight *w, const uint8_t *src, size_t src
         }
 }
 
-static void pack_float(const pe_weight *w, const uint8_t *src, size_t size, int64_t p0, int64_t p1) {
+PE_INLINE void pack_float(const pe_weight *w, const uint8_t *src, size_t size, int64_t p0, int64_t p1) {
+    const size_t row_bytes = (size_t)w->cols * size;
     for (int64_t p = p0; p < p1; p++) {
         uint8_t *out = w->data + (size_t)p * w->panel_bytes;
-        for (int lane = 0; lane < VL; lane++) {
-            const bool there = p * VL + lane < w->rows;
-            const uint8_t *row = there ? src + (size_t)((p * VL + lane) * w->cols) * size : NULL;
-            for (int64_t k = 0; k < w->cols; k++) {
-                uint8_t *to = out + ((size_t)k * VL + (size_t)lane) * size;
-                if (there) memcpy(to, row + (size_t)k * size, size);
-                else memset(to, 0, size);
-            }
-        }
+        const int lanes = w->rows - p * VL < VL ? (int)(w->rows - p * VL) : VL;
+        if (lanes < VL) memset(out, 0, w->panel_bytes);
+        const uint8_t *from = src + (size_t)(p * VL) * row_bytes;
+        for (int64_t k = 0; k < w->cols; k++, from += size, out += VL * size)
+            for (int lane = 0; lane < lanes; lane++)
+                memcpy(out + (size_t)lane * size, from + (size_t)lane * row_bytes, size);
     }
 }
 
