@@ -160,6 +160,12 @@ typedef struct pe_kernels {
                              pe_partial *partials);
     void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
 
+    // Passes over a row of n logits; see row.h. The same bits on every set.
+    // Largest logit, in *max and of each block in block_max [pe_row_blocks(n)]; false where one is NaN or +Inf.
+    bool (*row_max)(const float *x, int32_t n, float *block_max, float *max);
+    double (*row_sum)(const float *x, int32_t n, float max, float sharpness);                   // of weights
+    void (*row_bin_sums)(const float *x, int32_t n, float max, float sharpness, double *sums);  // [PE_ROW_BINS]
+
     // What probe.c times. Each returns a number that depends on all of its work.
     // Reads n bytes, a multiple of streams * PE_PROBE_BYTES, as 1, 2, 4 or 8 streams side by side.
     int32_t (*probe_read)(const uint8_t *p, size_t n, int32_t streams);

@@ -5,8 +5,9 @@
 // at the distribution at temperature 1. Every filter keeps a prefix of the order (logit descending, token ascending),
 // so the kept set is always "the first m", and equal logits are never a matter of luck.
 //
-// Nothing here sorts the vocabulary. Logits are binned by their distance to the largest; a rule first finds the bin in
-// which it cuts, and only the tokens of the bins that matter are gathered and sorted. The bits of a draw depend on
+// Nothing here sorts the vocabulary. The few most likely tokens mostly decide: the maxima of blocks of logits tell which
+// blocks may have them. Where they do not, logits are binned by their distance to the largest; a rule first finds the
+// bin in which it cuts, and only the tokens of the bins that matter are gathered and sorted. The bits of a draw depend on
 // IEEE arithmetic alone (own exp, fixed order of every sum), not on the C library or the instruction set.
 #include <float.h>
 #include <math.h>
@@ -15,14 +16,14 @@
 #include <string.h>
 
 #include "error.h"
-#include "f16.h"
-#include "pyedge.h"
+#include "kernels.h"
+#include "row.h"
 
 enum {
-    LANES = 16,   // logits per block: whole vectors on any machine
-    BINS = 2048,  // of 1 / BINS_PER_NAT each; the last one holds all that is farther
-    BINS_PER_NAT = 32,
-    FIRST_CANDIDATES = 256,  // room at create; a flat distribution makes it grow once
+    LANES = PE_ROW_LANES,
+    BINS = PE_ROW_BINS,
+    HEAD = 128,              // most likely tokens that are looked at before all are binned
+    FIRST_CANDIDATES = 512,  // room at create; a flat distribution makes it grow once
     MAX_VOCAB = 1 << 28,
     MAX_LAST_N = 1 << 20,  // a longer window must say -1 (all)
     MAX_LOGPROBS = sizeof(((pe_sampled *)0)->top_tokens) / sizeof(int32_t),
@@ -45,14 +46,23 @@ typedef struct tally {  // of one token in the sequence
     bool seen;  // listed in `distinct`
 } tally;
 
+// A row of logits with what one pass finds out about it.
+typedef struct row {
+    const float *x;    // [n_vocab]
+    float *block_max;  // [pe_row_blocks(n_vocab)]
+    float max;
+} row;
+
 struct pe_sampler {
     atomic_int references;
+    const pe_kernels *kernels;
     pe_sampling p;
     int32_t n_vocab;
     int32_t n_bias;
     int32_t *bias_tokens;  // [n_bias]
     float *bias_values;    // [n_bias]
     float *adjusted;       // [n_vocab] logits after bias and penalties; NULL when there are none
+    float *block_max;      // [2, pe_row_blocks(n_vocab)] of the logits, and of the adjusted ones
     tally *tallies;        // [n_vocab]; NULL without penalties
     int32_t *distinct;     // [n_vocab] tokens with a tally, in order of first sight
     int32_t n_distinct;
@@ -65,26 +75,6 @@ struct pe_sampler {
 };
 
 // ---- numbers ---------------------------------------------------------------------------------------------------------
-
-// exp(x) for x <= 0 within 2 units in the last place, exactly 1 at 0, and 0 below -87. x = n ln 2 + r, |r| <= ln(2)/2;
-// exp(r) by its Taylor series to r^7 (truncated at 5e-9); 2^n by adding n to the exponent.
-static inline float exp_neg(float x) {
-    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(v) in the low bits
-    const float c = x > -87.0f ? x : -87.0f;
-    const float shifted = c * 1.44269504f + to_integer;
-    const float n = shifted - to_integer;
-    const float r = c - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n
-    float y = 1.0f / 5040;
-    y = y * r + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
-    const float e = pe_bits_f32(pe_f32_bits(y) + (pe_f32_bits(shifted) << 23));
-    return x < -87.0f ? 0.0f : e;
-}
 
 // Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": ten rounds over a 128-bit counter.
 static void philox4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
@@ -111,88 +101,6 @@ static double uniform(uint64_t seed, int64_t position) {
     return (double)((((uint64_t)out[0] << 32) | out[1]) >> 11) * 0x1p-53;
 }
 
-// ---- passes over the vocabulary --------------------------------------------------------------------------------------
-// Each works on blocks of LANES, whose loops the compiler turns into vectors, and on a tail that does the same.
-
-// Largest logit; *sound is false when one is NaN or +Inf.
-static float find_max(const float *x, int32_t n, bool *sound) {
-    float m[LANES];
-    int32_t bad[LANES] = {0};
-    for (int j = 0; j < LANES; j++) m[j] = -INFINITY;
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            const float v = x[i + j];
-            bad[j] |= !(v < INFINITY);
-            m[j] = v > m[j] ? v : m[j];
-        }
-    for (; i < n; i++) {
-        bad[0] |= !(x[i] < INFINITY);
-        m[0] = x[i] > m[0] ? x[i] : m[0];
-    }
-    for (int j = 1; j < LANES; j++) {
-        bad[0] |= bad[j];
-        m[0] = m[j] > m[0] ? m[j] : m[0];
-    }
-    *sound = !bad[0];
-    return m[0];
-}
-
-// Sum of exp(x - max).
-static double sum_exp(const float *x, int32_t n, float max) {
-    double sum[4] = {0};
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        float w[LANES];
-        for (int j = 0; j < LANES; j++) w[j] = exp_neg(x[i + j] - max);
-        for (int j = 0; j < LANES; j += 4)
-            for (int k = 0; k < 4; k++) sum[k] += w[j + k];
-    }
-    for (; i < n; i++) sum[0] += exp_neg(x[i] - max);
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-// Bins never fall as logits fall: subtraction rounds monotonically.
-static inline int32_t bin_of(float x, float max) {
-    const float d = (max - x) * (float)BINS_PER_NAT;
-    return (int32_t)(d < (float)(BINS - 1) ? d : (float)(BINS - 1));
-}
-
-static inline bool in_bins(float x, float max, int32_t first, int32_t last) {
-    const int32_t bin = bin_of(x, max);
-    return (bin >= first) & (bin <= last) & (x > -INFINITY);
-}
-
-static void count_bins(const float *x, int32_t n, float max, int32_t count[BINS]) {
-    memset(count, 0, BINS * sizeof *count);
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        int32_t bin[LANES];
-        for (int j = 0; j < LANES; j++) bin[j] = bin_of(x[i + j], max);
-        for (int j = 0; j < LANES; j++) count[bin[j]]++;
-    }
-    for (; i < n; i++) count[bin_of(x[i], max)]++;
-}
-
-// mass[bin] = sum of exp((x - max) / temperature); returns the sum over bins, nearest first.
-static double weigh_bins(const float *x, int32_t n, float max, float temperature, double mass[BINS]) {
-    memset(mass, 0, BINS * sizeof *mass);
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        int32_t bin[LANES];
-        float w[LANES];
-        for (int j = 0; j < LANES; j++) {
-            bin[j] = bin_of(x[i + j], max);
-            w[j] = exp_neg((x[i + j] - max) / temperature);
-        }
-        for (int j = 0; j < LANES; j++) mass[bin[j]] += w[j];
-    }
-    for (; i < n; i++) mass[bin_of(x[i], max)] += exp_neg((x[i] - max) / temperature);
-    double total = 0;
-    for (int b = 0; b < BINS; b++) total += mass[b];
-    return total;
-}
-
 // ---- candidates ------------------------------------------------------------------------------------------------------
 
 static bool reserve(pe_sampler *s, int32_t n) {
@@ -216,17 +124,29 @@ static inline void add_candidate(pe_sampler *s, float logit, int32_t token) {
     c->token = token;
 }
 
+static inline bool in_bins(float x, float max, int32_t first, int32_t last) {
+    const int32_t bin = pe_row_bin(x, max);
+    return (bin >= first) & (bin <= last) & (x > -INFINITY);
+}
+
 // Candidates become the tokens of bins first..last, by token. Masked ones (-Inf) are never among them.
-static bool gather(pe_sampler *s, const float *x, float max, int32_t first, int32_t last) {
+static bool gather(pe_sampler *s, const row *r, int32_t first, int32_t last) {
     s->n_candidates = 0;
-    for (int32_t i = 0; i < s->n_vocab; i += LANES) {
-        const int32_t n = s->n_vocab - i < LANES ? s->n_vocab - i : LANES;
-        int32_t any = n < LANES;
-        for (int j = 0; n == LANES && j < LANES; j++) any |= in_bins(x[i + j], max, first, last);
-        if (!any) continue;
-        if (!reserve(s, s->n_candidates + n)) return false;
-        for (int32_t j = i; j < i + n; j++)
-            if (in_bins(x[j], max, first, last)) add_candidate(s, x[j], j);
+    // Bounds that let a little more in and cost less than bins.
+    const float low = last < BINS - 1 ? r->max - (float)(last + 2) / PE_BINS_PER_NAT : -FLT_MAX;
+    const float high = first > 0 ? r->max - (float)(first - 1) / PE_BINS_PER_NAT : r->max;
+    for (int32_t begin = 0; begin < s->n_vocab; begin += PE_ROW_BLOCK) {
+        if (pe_row_bin(r->block_max[begin / PE_ROW_BLOCK], r->max) > last) continue;
+        const int32_t end = s->n_vocab - begin < PE_ROW_BLOCK ? s->n_vocab : begin + PE_ROW_BLOCK;
+        if (!reserve(s, s->n_candidates + PE_ROW_BLOCK)) return false;
+        for (int32_t i = begin; i < end; i += LANES) {
+            const int32_t n = end - i < LANES ? end - i : LANES;
+            int32_t any = n < LANES;
+            for (int j = 0; n == LANES && j < LANES; j++) any |= (r->x[i + j] >= low) & (r->x[i + j] <= high);
+            if (!any) continue;
+            for (int32_t j = i; j < i + n; j++)
+                if (in_bins(r->x[j], r->max, first, last)) add_candidate(s, r->x[j], j);
+        }
     }
     return true;
 }
@@ -263,108 +183,163 @@ static void sort_candidates(pe_sampler *s) {
 }
 
 // Candidates become the k largest logits, sorted (fewer when fewer are not masked).
-static bool select_top(pe_sampler *s, const float *x, float max, int32_t k) {
-    int32_t count[BINS], last = 0;
-    count_bins(x, s->n_vocab, max, count);
-    for (int32_t n = count[0]; n < k && last < BINS - 1;) n += count[++last];
-    if (!gather(s, x, max, 0, last)) return false;
+static bool select_top(pe_sampler *s, const row *r, int32_t k) {
+    // The k-th largest logit is no smaller than the k-th largest of the blocks' maxima, which are logits too.
+    const int32_t n_blocks = pe_row_blocks(s->n_vocab);
+    const float *x = k <= n_blocks ? r->block_max : r->x;
+    const int32_t n = k <= n_blocks ? n_blocks : s->n_vocab;
+    int32_t count[BINS] = {0}, last = 0;
+    for (int32_t i = 0; i < n; i++) count[pe_row_bin(x[i], r->max)]++;
+    for (int32_t sum = count[0]; sum < k && last < BINS - 1;) sum += count[++last];
+    if (!gather(s, r, 0, last)) return false;
     sort_candidates(s);
     if (s->n_candidates > k) s->n_candidates = k;
     return true;
 }
 
 // Replaces the sort keys by weights, and returns their sum.
-static double weigh_candidates(pe_sampler *s, const float *x, float max, float temperature) {
+static double weigh_candidates(pe_sampler *s, const row *r, float sharpness) {
     double sum = 0;
     for (int32_t i = 0; i < s->n_candidates; i++) {
         candidate *c = &s->candidates[i];
-        c->weight = exp_neg((x[c->token] - max) / temperature);
-        sum += c->weight;
+        c->weight = pe_row_weight(r->x[c->token], r->max, sharpness);
+        sum += (double)c->weight;
     }
     return sum;
 }
 
-// The first candidate at which the running sum, begun at `sum`, passes `target`. Rounding may leave it just short of
-// the total: then the last candidate that has any weight.
-static int32_t walk(const pe_sampler *s, double sum, double target) {
+// The first candidate at which the running sum, begun at `sum`, passes `target`; *passed is false where none does. Then
+// it is the last candidate that has any weight: rounding may leave the sum just short of the total.
+static int32_t walk(const pe_sampler *s, double sum, double target, bool *passed) {
     int32_t chosen = s->candidates[0].token;
-    for (int32_t i = 0; i < s->n_candidates; i++) {
+    *passed = false;
+    for (int32_t i = 0; i < s->n_candidates && !*passed; i++) {
         if (s->candidates[i].weight <= 0) continue;
         chosen = s->candidates[i].token;
-        sum += s->candidates[i].weight;
-        if (sum > target) break;
+        sum += (double)s->candidates[i].weight;
+        *passed = sum > target;
     }
     return chosen;
 }
 
 // ---- the rules -------------------------------------------------------------------------------------------------------
 
-static int32_t first_equal(const float *x, float value) {
+static int32_t first_equal(const row *r, float value) {
     int32_t i = 0;
-    while (x[i] != value) i++;
+    while (r->block_max[i] != value) i++;
+    i *= PE_ROW_BLOCK;
+    while (r->x[i] != value) i++;
     return i;
 }
 
-// Candidates become what top-k, top-p and min-p leave, sorted.
-static bool filter(pe_sampler *s, const float *x, float max) {
+// Cuts sorted candidates with weights, before which `before` of all weight stands, at the first that brings the sum to
+// `wanted` (top-p), and at the first below min-p. True if either cut. The most likely token of all is always kept.
+static bool cut_candidates(pe_sampler *s, double before, double wanted) {
+    int32_t n = 0;
+    double kept = before;
+    while (n < s->n_candidates && (kept < wanted || kept == 0)) kept += (double)s->candidates[n++].weight;
+    bool cut = kept >= wanted;
+    const int32_t least = before == 0;
+    while (n > least && s->candidates[n - 1].weight < s->p.min_p) {
+        n--;
+        cut = true;
+    }
+    s->n_candidates = n;
+    return cut;
+}
+
+// The bin in which a running sum over bins from `first` to `last` passes `target` (the last one of any weight, where
+// rounding leaves it short), and the sum before it.
+static int32_t walk_bins(const double *sums, int32_t last, double target, double *before) {
+    double sum = 0;
+    int32_t bin = 0;
+    *before = 0;
+    for (int32_t b = 0; b <= last && !(sum > target); b++) {
+        if (sums[b] <= 0) continue;
+        bin = b;
+        *before = sum;
+        sum += sums[b];
+    }
+    return bin;
+}
+
+// Draws from one bin, before which `before` of the weight stands.
+static bool draw_in_bin(pe_sampler *s, const row *r, int32_t bin, double before, double target, int32_t *token) {
+    bool passed;
+    if (!gather(s, r, bin, bin)) return false;
+    sort_candidates(s);
+    weigh_candidates(s, r, 1 / s->p.temperature);
+    *token = walk(s, before, target, &passed);
+    return true;
+}
+
+// Draws by top-p and min-p where they leave more than the head: the bins say in which of them the rules cut and the draw
+// falls, and only those are sorted. total: of all weight at temperature 1.
+static bool draw_binned(pe_sampler *s, const row *r, double total, double u, int32_t *token) {
+    const float sharpness = 1 / s->p.temperature;
+    const double wanted = s->p.top_p < 1 ? (double)s->p.top_p * total : INFINITY;
+    double sums[BINS], before = 0, whole = 0;
+    s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, 1, sums);
+    int32_t first = 0, last = BINS - 1;  // bins in which the rules cut; those before are kept wholly
+    if (s->p.min_p > 0) {                // two bins around the bound, so that rounding of the logarithm cannot matter
+        const double bound = -log((double)s->p.min_p) * PE_BINS_PER_NAT;
+        if (bound + 1 < last) last = (int32_t)bound + 1;
+        first = last > 2 ? last - 2 : 0;
+    }
+    int32_t bin = 0;
+    for (; bin < last && before + sums[bin] < wanted; bin++) before += sums[bin];
+    if (bin < last || s->p.min_p <= 0) last = bin;  // where top-p cuts
+    if (first > last || s->p.min_p <= 0) first = last;
+    before = 0;
+    for (int32_t b = 0; b < first; b++) before += sums[b];
+    if (!gather(s, r, first, last)) return false;
+    sort_candidates(s);
+    weigh_candidates(s, r, 1);
+    cut_candidates(s, before, wanted);
+    const double tail = weigh_candidates(s, r, sharpness);
+    if (sharpness != 1) s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, sharpness, sums);
+    for (int32_t b = 0; b < first; b++) whole += sums[b];
+    const double target = u * (whole + tail);
+    if (target < whole || s->n_candidates == 0) {
+        bin = walk_bins(sums, first - 1, target, &before);
+        return draw_in_bin(s, r, bin, before, target, token);
+    }
+    bool passed;
+    *token = walk(s, whole, target, &passed);
+    return true;
+}
+
+// Draws from what top-k, top-p and min-p leave.
+static bool draw_filtered(pe_sampler *s, const row *r, double u, int32_t *token) {
     const pe_sampling *p = &s->p;
     const bool top_k = p->top_k > 0 && p->top_k < s->n_vocab;
     double total = 0;
-    if (top_k) {
-        if (!select_top(s, x, max, p->top_k)) return false;
-    } else {
-        int32_t last = BINS - 1;
-        if (p->top_p < 1) {
-            double mass[BINS], sum;
-            total = weigh_bins(x, s->n_vocab, max, 1.0f, mass);
-            last = 0;
-            for (sum = mass[0]; sum < (double)p->top_p * total && last < BINS - 1;) sum += mass[++last];
-        }
-        if (p->min_p > 0) {  // one bin more than the bound, so that rounding of the logarithm cannot matter
-            const double bin = -log((double)p->min_p) * BINS_PER_NAT + 1;
-            if (bin < last) last = (int32_t)bin;
-        }
-        if (!gather(s, x, max, 0, last)) return false;
-        sort_candidates(s);
-    }
-    const double sum = weigh_candidates(s, x, max, 1.0f);
-    int32_t n = s->n_candidates;
-    if (p->top_p < 1) {
-        const double wanted = (double)p->top_p * (top_k ? sum : total);
-        double kept = s->candidates[0].weight;
-        for (n = 1; n < s->n_candidates && kept < wanted; n++) kept += s->candidates[n].weight;
-    }
-    while (n > 1 && s->candidates[n - 1].weight < p->min_p) n--;
-    s->n_candidates = n;
+    if (!top_k && p->top_p < 1) total = s->kernels->row_sum(r->x, s->n_vocab, r->max, 1);
+    if (!select_top(s, r, top_k ? p->top_k : HEAD)) return false;
+    const bool all = top_k || s->n_candidates < HEAD;
+    const double sum = weigh_candidates(s, r, 1);
+    if (top_k) total = sum;
+    const bool cut = cut_candidates(s, 0, p->top_p < 1 ? (double)p->top_p * total : INFINITY);
+    if (!cut && !all) return draw_binned(s, r, total, u, token);
+    bool passed;
+    const double kept = weigh_candidates(s, r, 1 / p->temperature);
+    *token = walk(s, 0, u * kept, &passed);
     return true;
 }
 
-// Draws from the filtered candidates.
-static bool draw_filtered(pe_sampler *s, const float *x, float max, double u, int32_t *token) {
-    if (!filter(s, x, max)) return false;
-    const double total = weigh_candidates(s, x, max, s->p.temperature);
-    *token = walk(s, 0, u * total);
-    return true;
-}
-
-// Draws from the whole distribution: only the bin where the sum passes its target is sorted.
-static bool draw_any(pe_sampler *s, const float *x, float max, double u, int32_t *token) {
-    double mass[BINS];
-    const double target = u * weigh_bins(x, s->n_vocab, max, s->p.temperature, mass);
-    double sum = 0, before = 0;
-    int32_t bin = 0;
-    for (int32_t b = 0; b < BINS; b++) {
-        if (mass[b] <= 0) continue;
-        bin = b;
-        before = sum;
-        sum += mass[b];
-        if (sum > target) break;
-    }
-    if (!gather(s, x, max, bin, bin)) return false;
-    sort_candidates(s);
-    weigh_candidates(s, x, max, s->p.temperature);
-    *token = walk(s, before, target);
-    return true;
+// Draws from the whole distribution.
+static bool draw_any(pe_sampler *s, const row *r, double u, int32_t *token) {
+    const float sharpness = 1 / s->p.temperature;
+    const double target = u * s->kernels->row_sum(r->x, s->n_vocab, r->max, sharpness);
+    bool passed;
+    if (!select_top(s, r, HEAD)) return false;
+    weigh_candidates(s, r, sharpness);
+    *token = walk(s, 0, target, &passed);
+    if (passed || s->n_candidates < HEAD) return true;
+    double sums[BINS], before;
+    s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, sharpness, sums);
+    const int32_t bin = walk_bins(sums, BINS - 1, target, &before);
+    return draw_in_bin(s, r, bin, before, target, token);
 }
 
 static float clamped(double v) {  // keeps -Inf (masked), keeps the rest finite
@@ -391,52 +366,51 @@ static void adjust(pe_sampler *s, const float *logits) {
 }
 
 // Log-probabilities of the chosen and the most likely tokens in the model's own distribution.
-static bool report(pe_sampler *s, const float *logits, float max, pe_sampled *out) {
-    const double log_sum = log(sum_exp(logits, s->n_vocab, max));
-    out->logprob = (float)((double)logits[out->token] - max - log_sum);
+static bool report(pe_sampler *s, const row *r, pe_sampled *out) {
+    const double log_sum = log(s->kernels->row_sum(r->x, s->n_vocab, r->max, 1));
+    out->logprob = (float)((double)r->x[out->token] - (double)r->max - log_sum);
     if (s->p.n_logprobs == 0) return true;
-    if (!select_top(s, logits, max, s->p.n_logprobs)) return false;
+    if (!select_top(s, r, s->p.n_logprobs)) return false;
     out->n_top = s->n_candidates;
     for (int32_t i = 0; i < out->n_top; i++) {
         out->top_tokens[i] = s->candidates[i].token;
-        out->top_logprobs[i] = (float)((double)logits[out->top_tokens[i]] - max - log_sum);
+        out->top_logprobs[i] = (float)((double)r->x[out->top_tokens[i]] - (double)r->max - log_sum);
     }
     return true;
 }
 
 pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, pe_sampled *out, pe_error *err) {
     if (position < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "position %lld: must be >= 0", (long long)position);
-    bool sound;
-    const float model_max = find_max(logits, s->n_vocab, &sound);
-    if (!sound) {
+    row model = {.x = logits, .block_max = s->block_max};
+    if (!s->kernels->row_max(logits, s->n_vocab, model.block_max, &model.max)) {
         int32_t i = 0;
         while (logits[i] < INFINITY) i++;
         return pe_fail(err, PE_ERR_NUMERIC, NULL, "the logit of token %d is %s: the model's arithmetic has failed", i,
                        isnan(logits[i]) ? "NaN" : "+Inf");
     }
-    const float *x = logits;
-    float max = model_max;
+    row r = model;
     if (s->adjusted) {
         adjust(s, logits);
-        x = s->adjusted;
-        max = find_max(x, s->n_vocab, &sound);
+        r.x = s->adjusted;
+        r.block_max = s->block_max + pe_row_blocks(s->n_vocab);
+        s->kernels->row_max(r.x, s->n_vocab, r.block_max, &r.max);
     }
-    if (max == -INFINITY)
+    if (r.max == -INFINITY)
         return pe_fail(err, PE_ERR_NUMERIC, NULL, "no token is left to choose from: every logit is -Inf%s",
-                       model_max == -INFINITY ? "" : " after logit_bias");
+                       model.max == -INFINITY ? "" : " after logit_bias");
 
     const pe_sampling *p = &s->p;
     bool done = true;
     if (p->temperature < GREEDY_BELOW || p->top_k == 1 || p->top_p <= 0 || p->min_p >= 1) {
-        out->token = first_equal(x, max);
+        out->token = first_equal(&r, r.max);
     } else {
         const bool filters = (p->top_k > 0 && p->top_k < s->n_vocab) || p->top_p < 1 || p->min_p > 0;
         const double u = uniform(p->seed, position);
-        done = filters ? draw_filtered(s, x, max, u, &out->token) : draw_any(s, x, max, u, &out->token);
+        done = filters ? draw_filtered(s, &r, u, &out->token) : draw_any(s, &r, u, &out->token);
     }
     out->logprob = NAN;
     out->n_top = 0;
-    if (done && p->n_logprobs >= 0) done = report(s, logits, model_max, out);
+    if (done && p->n_logprobs >= 0) done = report(s, &model, out);
     if (!done) return pe_fail(err, PE_ERR_MEMORY, NULL, "no memory left to sort %d candidate tokens", s->n_vocab);
     return PE_OK;
 }
@@ -504,9 +478,14 @@ pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t
     *out = NULL;
     const pe_status status = check_settings(p, n_vocab, bias_tokens, bias_values, n_bias, err);
     if (status != PE_OK) return status;
+    pe_error local;
+    if (!err) err = &local;
+    const pe_kernels *kernels = pe_kernels_active(err);
+    if (!kernels) return (pe_status)err->code;
     pe_sampler *s = calloc(1, sizeof *s);
     if (!s) return pe_fail(err, PE_ERR_MEMORY, NULL, "no memory left for a sampler");
     atomic_init(&s->references, 1);
+    s->kernels = kernels;
     s->p = *p;
     s->n_vocab = n_vocab;
     s->n_bias = n_bias;
@@ -514,6 +493,7 @@ pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t
     const bool penalties = repeats || p->presence_penalty != 0 || p->frequency_penalty != 0;
     const size_t n = (size_t)n_vocab, b = (size_t)n_bias;
     bool ok = reserve(s, FIRST_CANDIDATES);
+    ok &= (s->block_max = malloc(2 * (size_t)pe_row_blocks(n_vocab) * sizeof *s->block_max)) != NULL;
     if (n_bias > 0) {
         ok &= (s->bias_tokens = malloc(b * sizeof *s->bias_tokens)) != NULL;
         ok &= (s->bias_values = malloc(b * sizeof *s->bias_values)) != NULL;
@@ -544,6 +524,7 @@ void pe_sampler_release(pe_sampler *s) {
     free(s->bias_tokens);
     free(s->bias_values);
     free(s->adjusted);
+    free(s->block_max);
     free(s->tallies);
     free(s->distinct);
     free(s->window);
