@@ -20,5 +20,9 @@ class NotBuiltError(ImportError):
         )
 
 
+class DeadlineError(TimeoutError):
+    """A request's time was over before its answer was."""
+
+
 class CancelledError(RuntimeError):
     """A step was broken off by `_core.Engine.cancel`. What it computed is lost; it can be repeated."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -48,7 +48,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 @dataclass(frozen=True)
 class Output:
-    """What became of one prompt."""
+    """What became of one prompt; with SamplingParams(n=...), its first answer, and `others`."""
 
     text: str  # without the stop string or end-of-text token that ended it
     token_ids: list[int]  # with them
@@ -57,6 +57,12 @@ class Output:
     prompt_token_ids: list[int]
     metrics: Metrics
     seed: int  # that was used: passed as SamplingParams(seed=...), it gives this output again
+    others: list[Output] = field(default_factory=list)  # the second answer and so on
+
+    @property
+    def outputs(self) -> list[Output]:
+        """All n answers."""
+        return [self, *self.others]
 
 
 class LLM:
@@ -185,7 +191,8 @@ class LLM:
 
         prompts: text, {"prompt_token_ids": [...]}, or a list of these. Control tokens written in a text are parsed, and
         the model's begin-of-text token is added where it wants one: a raw prompt is the caller's own. (In `chat`,
-        control tokens in a message stay text.) params: for all, or one for each prompt.
+        control tokens in a message stay text.) params: for all, or one for each prompt. Of n answers, the result is
+        the first one, and has all in `outputs`.
         """
         each = _each(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -197,24 +204,24 @@ class LLM:
             if len(rules) != len(each):
                 raise ValueError(f"{len(rules)} sampling params for {len(each)} prompts; give one, or one for each")
         ids = [self.encode(prompt) for prompt in each]
-        return self._finish([self._request(i, r) for i, r in zip(ids, rules, strict=True)])
+        return self._finish([self._requests(i, r) for i, r in zip(ids, rules, strict=True)])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[TokenEvent, None, None]:
         """Continues one prompt, a token at a time. The last event, and no other, has a finish_reason: "stop" when the
         model ends its answer or a stop string comes, "length" when max_tokens are there or, without that, when the
         context is full. Closing the generator, or dropping it, ends the request.
         """
-        return self._stream(self._request(self.encode(prompt), params))
+        return self._stream(self._requests(self.encode(prompt), params))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answers a conversation, by the model's chat template."""
-        return self._finish([self._request(self.encode_chat(messages), params)])[0]
+        return self._finish([self._requests(self.encode_chat(messages), params)])[0]
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
     ) -> Generator[TokenEvent, None, None]:
         """Answers a conversation, a token at a time, as `stream` does."""
-        return self._stream(self._request(self.encode_chat(messages), params))
+        return self._stream(self._requests(self.encode_chat(messages), params))
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """What the model predicts after each token: [n, n_vocab], row i for token i + 1. No other request matters.
@@ -327,16 +334,17 @@ class LLM:
     def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{self.path}: {why}" if self._weights else "this LLM is closed; make a new one")
 
-    def _request(self, ids: Sequence[int], params: SamplingParams | None) -> Request:
+    def _requests(self, ids: Sequence[int], params: SamplingParams | None) -> list[Request]:
         if not isinstance(params, (SamplingParams, type(None))):
             raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
         for text in params.stop if params is not None else ():
             if any("\ud800" <= c <= "\udfff" for c in text):
                 raise ValueError(f"the stop string {shown(text)} has a lone surrogate, which no output has; remove it")
-        return self.engine.request(ids, params or SamplingParams())
+        return self.engine.requests(ids, params or SamplingParams())
 
-    def _finish(self, requests: list[Request]) -> list[Output]:
+    def _finish(self, groups: list[list[Request]]) -> list[Output]:
         engine = self.engine
+        requests = [request for group in groups for request in group]
         try:
             for request in requests:
                 engine.add(request)
@@ -352,9 +360,14 @@ class LLM:
             if request.error is not None:
                 raise request.error
             _log_speed(request)
-        return [_output(request) for request in requests]
+        return [_output(*group) for group in groups]
 
-    def _stream(self, request: Request) -> Generator[TokenEvent, None, None]:
+    def _stream(self, requests: list[Request]) -> Generator[TokenEvent, None, None]:
+        if len(requests) > 1:
+            raise ValueError(f"n is {len(requests)}: a stream is one answer; use generate, or one stream for each")
+        return self._stream_one(requests[0])
+
+    def _stream_one(self, request: Request) -> Generator[TokenEvent, None, None]:
         engine, events = self.engine, deque[TokenEvent]()
         try:
             engine.add(request, events)
@@ -389,7 +402,7 @@ def _log_speed(request: Request) -> None:
     )
 
 
-def _output(request: Request) -> Output:
+def _output(request: Request, *others: Request) -> Output:
     assert request.finish_reason is not None
     assert request.params.seed is not None
     return Output(
@@ -400,6 +413,7 @@ def _output(request: Request) -> Output:
         prompt_token_ids=request.prompt_token_ids,
         metrics=request.metrics,
         seed=request.params.seed,
+        others=[_output(other) for other in others],
     )
 
 

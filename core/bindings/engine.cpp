@@ -216,6 +216,12 @@ class Engine {
         return {times, times + n_ops_};
     }
 
+    void copy_page(std::int32_t from, std::int32_t to) {
+        const Lock lock(*this);
+        pe_error err{};
+        check(pe_engine_copy_page(handle_.get(), from, to, &err), err);
+    }
+
     void fill_page(std::int32_t page, float value) {
         const Lock lock(*this);
         pe_error err{};
@@ -315,6 +321,8 @@ void bind_engine(py::module_ &m) {
         .def("profile", &Engine::profile, py::arg("on"),
              "Counts the time of each op from now on, from zero; or no longer.")
         .def("op_times", &Engine::op_times, "Nanoseconds that each op of the plan has taken since profile(True).")
+        .def("copy_page", &Engine::copy_page, py::arg("source"), py::arg("target"),
+             "Copies a page of every layer onto another one.")
         .def("fill_page", &Engine::fill_page, py::arg("page"), py::arg("value"),
              "Fills a page of every layer (tests).");
 

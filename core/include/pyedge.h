@@ -310,6 +310,8 @@ PE_API pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void
 // way.
 PE_API pe_status pe_engine_profile(pe_engine *e, bool on, pe_error *err);
 PE_API const int64_t *pe_engine_op_times(const pe_engine *e);  // nanoseconds, [pe_model_n_ops]; NULL: not counted
+// Copies a page of every layer onto another one: before one of two sequences that share it writes to it.
+PE_API pe_status pe_engine_copy_page(pe_engine *e, int32_t from, int32_t to, pe_error *err);
 // Fills a page of every layer with one value: tests put NaN where nothing may be read.
 PE_API pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err);
 

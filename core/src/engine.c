@@ -401,6 +401,20 @@ pe_status pe_engine_profile(pe_engine *e, bool on, pe_error *err) {
 
 const int64_t *pe_engine_op_times(const pe_engine *e) { return e->op_times; }
 
+pe_status pe_engine_copy_page(pe_engine *e, int32_t from, int32_t to, pe_error *err) {
+    const int32_t n = e->options.n_pages;
+    e->step.n_rows = 0;  // the last step cannot be run again
+    if (from < 0 || from >= n || to < 0 || to >= n || from == to)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page %d onto page %d: they must be two of %d", from, to, n);
+    for (int32_t layer = 0; layer < e->model->n_layers; layer++) {
+        const pe_kv_view kv = pe_engine_layer(e, layer);
+        const size_t page = (size_t)kv.n_kv_heads * pe_kv_head_bytes(kv.type, kv.head_dim, kv.page_size);
+        uint8_t *halves[] = {(uint8_t *)kv.k, (uint8_t *)kv.v};
+        for (int i = 0; i < 2; i++) memcpy(halves[i] + (size_t)to * page, halves[i] + (size_t)from * page, page);
+    }
+    return PE_OK;
+}
+
 pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error *err) {
     if (page < 0 || page >= e->options.n_pages)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page %d: there are %d", page, e->options.n_pages);

@@ -22,12 +22,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyedge.engine.pages import PagePool
-from pyedge.engine.request import FinishReason, Request, Status, TokenEvent
-from pyedge.engine.sampling_params import SamplingParams
+from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
+from pyedge.engine.sampling_params import SamplingParams, shown
 from pyedge.engine.scheduler import Scheduled, Scheduler
 from pyedge.engine.token_ids import checked_ids
 from pyedge.engine.turns import Worker
-from pyedge.errors import CancelledError, ModelError
+from pyedge.errors import CancelledError, DeadlineError, ModelError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,11 +58,12 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class _Result:
-    """What became of a piece of work: a token if one was to be sampled, or the error that stands in its way."""
+    """What became of a piece of work: a token for each who draws one, the request and then its heirs; or in its place
+    the error that stands in the way."""
 
     work: Scheduled
-    sampled: _core.Sampled | None = None
-    error: Exception | None = None
+    drawn: tuple[_core.Sampled | Exception, ...] = ()
+    error: Exception | None = None  # nothing was computed
 
 
 def _exclusive(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
@@ -86,8 +87,16 @@ def _exclusive(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concaten
 
 
 class Engine(Worker):
-    def __init__(self, model: _core.Model, tokenizer: Tokenizer, config: EngineConfig, core: Any = None) -> None:
-        """core: what has Engine and Sampler; None for pyedge._core, tests bring another."""
+    def __init__(
+        self,
+        model: _core.Model,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        core: Any = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """core: what has Engine and Sampler; None for pyedge._core, tests bring another. clock: seconds; deadlines and
+        metrics are by it."""
         if core is None:
             from pyedge import _core as core
         self.config = config
@@ -107,6 +116,7 @@ class Engine(Worker):
             kv_type=config.kv_type,
             threads=config.threads,
         )
+        self.clock = clock
         self._ids = count()
         self._live: dict[int, Request] = {}  # those whose last event is still to come
         self._events: list[TokenEvent] = []  # to be returned by the next step
@@ -117,23 +127,62 @@ class Engine(Worker):
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def request(self, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int = 0) -> Request:
-        """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room."""
+    def request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        cache_salt: str | None = None,
+        deadline: float | None = None,
+    ) -> Request:
+        """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room.
+
+        priority: lower ones go first. cache_salt: shares pages of the prefix cache with requests of the same salt only,
+        so that nobody learns from the time it takes what others have asked. deadline: when, as `clock` counts, it ends
+        with a DeadlineError, whatever it has by then; a step that is under way ends first.
+        """
+        if params.n > 1:
+            raise ValueError(f"n is {params.n}: one request is one answer; Engine.requests makes one for each")
+        return self.requests(prompt_token_ids, params, priority, cache_salt=cache_salt, deadline=deadline)[0]
+
+    def requests(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        cache_salt: str | None = None,
+        deadline: float | None = None,
+    ) -> list[Request]:
+        """One request for each of the params.n answers to a prompt, `index` 0 to n - 1, each to be added. Once they all
+        are, the prompt is read for them together; each one's tokens are those of a lone request with its seed."""
         prompt = checked_ids(prompt_token_ids, self.n_vocab)
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise ValueError(f"cache_salt must be a text of at least one character, not {shown(cache_salt)}")
         room = self.scheduler.room(len(prompt))
         if (biased := max(params.logit_bias or (), default=0)) >= self.n_vocab:
             raise ValueError(f"logit_bias: token {biased} is not in the vocabulary (0 to {self.n_vocab - 1})")
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(63))
-        return Request(
-            id=next(self._ids),
-            prompt_token_ids=prompt,
-            params=params,
-            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
-            detokenizer=self._tokenizer.detokenizer(),
-            stops=self._tokenizer.stop_matcher(params.stop),
-            priority=priority,
-        )
+        group: list[Request] = []
+        return [
+            Request(
+                id=next(self._ids),
+                prompt_token_ids=prompt,
+                params=params.of_answer(index),
+                max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+                detokenizer=self._tokenizer.detokenizer(),
+                stops=self._tokenizer.stop_matcher(params.stop),
+                priority=priority,
+                cache_salt=cache_salt or "",
+                deadline=deadline,
+                index=index,
+                group=group,
+                metrics=Metrics(arrival=self.clock()),
+            )
+            for index in range(params.n)
+        ]
 
     @_exclusive
     def add(self, request: Request, events: deque[TokenEvent] | None = None) -> None:
@@ -155,6 +204,15 @@ class Engine(Worker):
     def has_work(self) -> bool:
         return bool(self._live or self._events)
 
+    @property
+    def n_waiting(self) -> int:
+        """Requests that were added and are not running: what a server holds its queue's limit against."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def n_running(self) -> int:
+        return len(self.scheduler.running)
+
     # ---- the step ----------------------------------------------------------------------------------------------------
 
     @_exclusive
@@ -172,6 +230,7 @@ class Engine(Worker):
                 return []
             if wanted_by.status is Status.FINISHED:
                 raise RuntimeError("this request was ended by someone else; send it again")
+        self._change(self._expire)
         results = self._run(self._change(self.scheduler.schedule))
         self._change(self._postprocess, results)
         events, self._events = self._events, []
@@ -201,6 +260,14 @@ class Engine(Worker):
             self.scheduler.finish(request, "length")
             self._emit(request, TokenEvent(request.id, "", finish_reason="length"))
 
+    def _expire(self) -> None:
+        """Ends the requests whose deadline has passed."""
+        now = self.clock()
+        for request in [r for r in self._live.values() if r.deadline is not None and r.deadline <= now]:
+            waited = now - request.metrics.arrival
+            why = f"its deadline passed after {waited:.1f} s, with {request.n_output} tokens of the answer written"
+            self._fail(request, DeadlineError(f"request {request.id}: {why}; allow more time, or ask for fewer"))
+
     def _run(self, work: list[Scheduled]) -> list[_Result]:
         """Computes the work and samples. Changes nothing but the core's pages, so it can be broken off and repeated."""
         if not work:
@@ -217,7 +284,7 @@ class Engine(Worker):
                     rows.append(len(tokens) - 1)
             self._core.step(pieces, tokens, rows)
             row = count()
-            return [self._sample(item, next(row)) if item.samples else _Result(item) for item in work]
+            return [self._draw(item, next(row)) if item.samples else _Result(item) for item in work]
         except CancelledError:
             return []  # whoever was aborted is gone from the next step, which does the same for all others
         except Exception as error:
@@ -234,13 +301,16 @@ class Engine(Worker):
             request.n_pages_written = len(request.pages)
         return request.slot
 
-    def _sample(self, item: Scheduled, row: int) -> _Result:
+    def _draw(self, item: Scheduled, row: int) -> _Result:
+        return _Result(item, tuple(self._sample(request, row) for request in (item.request, *item.heirs)))
+
+    def _sample(self, request: Request, row: int) -> _core.Sampled | Exception:
         try:
-            return _Result(item, self._core.sample(row, self._sampler(item.request), item.request.n_tokens))
+            return self._core.sample(row, self._sampler(request), request.n_tokens)
         except CancelledError:  # it was finding out which op is at fault, which runs the step again
             raise
         except Exception as error:
-            return _Result(item, error=error)
+            return error
 
     @_exclusive
     def _logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
@@ -274,18 +344,28 @@ class Engine(Worker):
                 pass  # by an abort, which was meant for another step
 
     def _postprocess(self, results: list[_Result]) -> None:
-        now = time.perf_counter()
+        now = self.clock()
         for result in results:
-            request = result.work.request
+            request, heirs = result.work.request, result.work.heirs
             if result.error is not None:
-                log.info("request %d: %s", request.id, result.error)
-                request.error = result.error
-                self.scheduler.finish(request, "abort")
-                self._emit(request, TokenEvent(request.id, "", finish_reason="abort", error=result.error))
+                self._fail(request, result.error)
                 continue
             self.scheduler.advance(request, result.work.end)
-            if result.sampled is not None:
-                self._emit(request, self._take(request, result.sampled, now))
+            for heir in heirs:
+                self.scheduler.inherit(request, heir)
+            if not result.drawn:
+                continue
+            for owner, drawn in zip((request, *heirs), result.drawn, strict=True):
+                if isinstance(drawn, Exception):
+                    self._fail(owner, drawn)
+                else:
+                    self._emit(owner, self._take(owner, drawn, now))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        log.info("request %d: %s", request.id, error)
+        request.error = error
+        self.scheduler.finish(request, "abort")
+        self._emit(request, TokenEvent(request.id, "", finish_reason="abort", error=error))
 
     def _emit(self, request: Request, event: TokenEvent) -> None:
         (self._events if request.events is None else request.events).append(event)
@@ -361,6 +441,8 @@ class Engine(Worker):
             max_sequences=self.config.max_sequences,
             max_tokens=self.config.max_tokens,
             prefix_cache=self.config.prefix_cache,
+            copy_page=self._core.copy_page,
+            clock=self.clock,
         )
 
     # ---- turns -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ that identity once the page is computed, `match` finds a prefix's pages again. T
 themselves, so a hit is a comparison of tokens and never of hashes alone. One content has one page: publishing what is
 already there returns the page that has it, which holds the same bits (DESIGN 4).
 
+Contents begin at a root, named by a salt: pages are found only by sequences of the same salt.
+
 Released pages keep their content until they are handed out again, least recently released first.
 """
 
@@ -15,10 +17,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-_ROOT = 0  # the content that stands before a sequence's first page
-
-# (the content before this page, this page's tokens)
-_Identity = tuple[int, tuple[int, ...]]
+# (the content before this page, or a salt where nothing is; this page's tokens)
+_Identity = tuple[int | str, tuple[int, ...]]
 
 
 class PagePool:
@@ -30,11 +30,11 @@ class PagePool:
         self.n_pages = n_pages
         self.page_size = page_size
         self._holders = [0] * n_pages
-        self._content = [_ROOT] * n_pages  # of published pages: a number no other content ever had
+        self._content = [0] * n_pages  # of published pages: a number from 1 up that no other content ever had
         self._identity: list[_Identity | None] = [None] * n_pages  # None: not published
         self._index: dict[_Identity, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_pages))  # the next to hand out comes first
-        self._last_content = _ROOT
+        self._last_content = 0
 
     @property
     def n_free(self) -> int:
@@ -53,10 +53,10 @@ class PagePool:
     def pages_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.page_size)
 
-    def match(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
+    def match(self, tokens: Sequence[int], n_tokens: int, salt: str = "") -> list[int]:
         """The published pages that hold the longest beginning of tokens[:n_tokens]. They are not yet held."""
         pages: list[int] = []
-        before = _ROOT
+        before: int | str = salt
         for start in range(0, n_tokens - self.page_size + 1, self.page_size):
             page = self._index.get((before, tuple(tokens[start : start + self.page_size])))
             if page is None:
@@ -64,6 +64,28 @@ class PagePool:
             pages.append(page)
             before = self._content[page]
         return pages
+
+    def divergence(self, tokens: Sequence[int], matched: Sequence[int], salt: str = "") -> tuple[int, int] | None:
+        """Where tokens first differ from the published page that goes on longest like them behind those that `match`
+        found: the position, and the token there. None: nothing goes on like them for a single token. It looks at every
+        page, so it is for a log that someone reads."""
+        start = len(matched) * self.page_size
+        ours = tuple(tokens[start : start + self.page_size])
+        before = self._content[matched[-1]] if matched else salt
+        longest, found = -1 if matched else 0, None
+        for came_before, theirs in self._index:
+            if came_before == before:
+                equal = (a == b for a, b in zip(ours, theirs, strict=False))
+                n = next((i for i, same in enumerate(equal) if not same), len(ours))
+                if n == len(ours):
+                    return None
+                if n > longest:
+                    longest, found = n, (start + n, theirs[n])
+        return found
+
+    def is_shared(self, page: int) -> bool:
+        """Whether it has several holders: none of them may write to it."""
+        return self._holders[page] > 1
 
     def n_idle(self, pages: Iterable[int]) -> int:
         """How many of these pages nobody holds: holding them takes as many from the free ones."""
@@ -94,14 +116,14 @@ class PagePool:
                 if self._identity[page] is None:
                     self._free.move_to_end(page, last=False)
 
-    def publish(self, page: int, previous: int | None, tokens: tuple[int, ...]) -> int:
-        """Enters a held page that was just filled with `tokens` and follows the page `previous` (None: nothing).
+    def publish(self, page: int, previous: int | None, tokens: tuple[int, ...], salt: str = "") -> int:
+        """Enters a held page that was just filled with `tokens` and follows the page `previous` (None: the salt).
 
         Returns the page that has this content. If that is another one, the caller's hold has moved to it.
         """
         if previous is not None and self._identity[previous] is None:
             return page  # nobody could find it
-        identity = (_ROOT if previous is None else self._content[previous], tokens)
+        identity = (salt if previous is None else self._content[previous], tokens)
         other = self._index.setdefault(identity, page)
         if other == page:
             self._last_content += 1
@@ -134,4 +156,4 @@ class PagePool:
         if identity is not None:
             del self._index[identity]
             self._identity[page] = None
-            self._content[page] = _ROOT
+            self._content[page] = 0

@@ -44,6 +44,7 @@ class Metrics:
     """Seconds and counts of one request."""
 
     arrival: float = field(default_factory=time.perf_counter)
+    scheduled: float | None = None  # when its prompt was first begun with
     first_token: float | None = None
     last_token: float | None = None
     output_tokens: int = 0
@@ -55,6 +56,11 @@ class Metrics:
         self.last_token = now
         if self.first_token is None:
             self.first_token = now
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival until its turn came."""
+        return None if self.scheduled is None else self.scheduled - self.arrival
 
     @property
     def ttft(self) -> float | None:
@@ -80,6 +86,10 @@ class Request:
     detokenizer: IncrementalDetokenizer
     stops: StopMatcher
     priority: int = 0  # lower runs first; equal ones in order of id
+    cache_salt: str = ""  # its pages are found only by requests of the same salt
+    deadline: float | None = None  # on the engine's clock: when it ends, come what may
+    index: int = 0  # among the answers to one prompt
+    group: list[Request] = field(default_factory=list, repr=False)  # those that were added of these answers
 
     status: Status = Status.WAITING  # FINISHED is set when all else is in place: other threads look at it
     token_ids: list[int] = field(default_factory=list)  # prompt and output

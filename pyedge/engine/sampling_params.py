@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
+MAX_N = 128
 MAX_LOGPROBS = 64  # the core reports at most this many
 _MAX_LAST_N = 2**20  # and keeps a window of at most this many
 _MAX_BIAS = 1e38  # it computes in float32
@@ -41,6 +42,8 @@ class SamplingParams:
     logprobs           report the log-probability of each token and of the n most likely ones (0: of the token alone)
     logit_bias         {token id: added to its logit}; minus infinity bans a token
     ignore_eos         end-of-text tokens are never chosen
+    n                  so many answers to one prompt, which is read once: answer i is that of a request of its own with
+                       the seed `seed` + i
     """
 
     temperature: float = 0.8
@@ -58,6 +61,7 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     ignore_eos: bool = False
+    n: int = 1
 
     def __post_init__(self) -> None:
         self._real("temperature", 0, 100)
@@ -78,8 +82,15 @@ class SamplingParams:
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}")
+        self._integer("n", 1, MAX_N)
         self._set("stop", _stop_strings(self.stop))
         self._set("logit_bias", _biases(self.logit_bias))
+
+    def of_answer(self, index: int) -> SamplingParams:
+        """The rules of one of n answers. The seed is there, and they count round from its end."""
+        assert self.seed is not None
+        seed = self.seed + index
+        return replace(self, n=1, seed=seed if seed < 2**64 else seed - 2**64)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

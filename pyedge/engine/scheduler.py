@@ -6,27 +6,42 @@ A step takes every running request's next token first, then prompt tokens, oldes
 request is admitted when the pages of all its tokens are free, and takes one more page each time it fills one. When
 there is none, the youngest running request gives its pages back and is computed again later; what it has generated is
 part of its tokens by then, so its output does not change. The oldest one always gets on, so all of them end.
+
+"Oldest" is by priority, then by arrival: within one priority it is first come, first served, and nobody waits for ever;
+a lower number goes first for as long as there are such.
+
+Several answers to one prompt are a group. Its first one reads the prompt; the others, its heirs, draw their own first
+tokens from the same logits and go on from the same pages. Where a page is shared and not full, whoever writes to it
+takes a copy, and the last one that is left writes to the page itself. Heirs for whom there is no slot or page wait on
+as anybody does, and find the prompt in the prefix cache.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from bisect import insort
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Request, Status
+
+log = logging.getLogger("pyedge.engine")
 
 _order = attrgetter("order")
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The tokens [start, end) of a request are to be computed. If they are its last ones, the next one is sampled."""
+    """The tokens [start, end) of a request are to be computed. If they are its last ones, the next one is sampled, by
+    the request and by each of its heirs."""
 
     request: Request
     start: int
     end: int
+    heirs: tuple[Request, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -42,6 +57,8 @@ class Scheduler:
         max_sequences: int,  # that run at once
         max_tokens: int,  # per step
         prefix_cache: bool = True,
+        copy_page: Callable[[int, int], None] = lambda source, target: None,  # of the core
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not 1 <= max_sequences <= max_tokens:
             raise ValueError(f"a step of {max_tokens} tokens cannot hold one of each of {max_sequences} sequences")
@@ -49,6 +66,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
         self.prefix_cache = prefix_cache
+        self._copy_page = copy_page
+        self._clock = clock
         self.waiting: list[Request] = []  # both in the requests' order
         self.running: list[Request] = []
         self.lent: tuple[int, list[int]] | None = None  # to work outside the queues: a slot and pages
@@ -75,6 +94,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request whose tokens, prompt and output, stay within `capacity`."""
+        request.group.append(request)
         insort(self.waiting, request, key=_order)
 
     def schedule(self) -> list[Scheduled]:
@@ -87,9 +107,14 @@ class Scheduler:
         budget = self.max_tokens - len(work)
         for request in [r for r in self.running if r.n_tokens - r.n_computed > 1]:
             budget -= self._plan(request, budget, work)
-        while self.waiting and budget > 0 and self._admit(self.waiting[0]):
-            budget -= self._plan(self.waiting.pop(0), budget, work)
-        return work
+        for request in list(self.waiting):
+            if self._awaits_another(request):
+                continue
+            if budget <= 0 or not self._admit(request):
+                break
+            self.waiting.remove(request)
+            budget -= self._plan(request, budget, work)
+        return self._with_heirs(work)
 
     def advance(self, request: Request, end: int) -> None:
         """The core has computed the request's tokens up to `end`: its full pages can be shared from now on."""
@@ -100,10 +125,19 @@ class Scheduler:
             return
         for i in range(first, last):
             tokens = tuple(request.token_ids[i * size : (i + 1) * size])
-            page = self.pool.publish(request.pages[i], request.pages[i - 1] if i else None, tokens)
+            page = self.pool.publish(request.pages[i], request.pages[i - 1] if i else None, tokens, request.cache_salt)
             if page != request.pages[i]:
                 request.pages[i] = page
                 request.n_pages_written = min(request.n_pages_written, i)
+
+    def inherit(self, request: Request, heir: Request) -> None:
+        """The heir goes on from where the request is, on the same pages: its prompt was just computed."""
+        self.waiting.remove(heir)
+        heir.pages = list(request.pages)
+        self.pool.hold(heir.pages)
+        heir.n_computed = request.n_computed
+        heir.metrics.cached_tokens = request.metrics.cached_tokens
+        self._run(heir)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.RUNNING:
@@ -153,36 +187,86 @@ class Scheduler:
             work.append(Scheduled(request, request.n_computed, end))
         return end - request.n_computed
 
+    def _awaits_another(self, request: Request) -> bool:
+        """Whether another one of its group is to read the prompt for it."""
+        if request.n_output:
+            return False
+        reader = next(r for r in request.group if r.status is not Status.FINISHED and not r.n_output)
+        return reader is not request
+
+    def _with_heirs(self, work: list[Scheduled]) -> list[Scheduled]:
+        """The same work, with heirs as far as there are slots, and pages for them to go on with."""
+        spare = max(0, min(len(self._slots), self.pool.n_free - len(self.running)))
+        for i, item in enumerate(work):
+            if item.samples and not item.request.n_output and len(item.request.group) > 1:
+                heirs = [r for r in item.request.group if r.status is Status.WAITING and not r.n_output]
+                work[i] = replace(item, heirs=tuple(heirs[:spare]))
+                spare -= len(work[i].heirs)
+        return work
+
     def _admit(self, request: Request) -> bool:
         """Gives the request a slot and the pages of all its tokens, if there are enough; it runs from now on."""
         pool = self.pool
         # The last token is always computed: its logits are wanted.
-        cached = pool.match(request.token_ids, request.n_tokens - 1) if self.prefix_cache else []
+        salt = request.cache_salt
+        cached = pool.match(request.token_ids, request.n_tokens - 1, salt) if self.prefix_cache else []
         n_new = pool.pages_for(request.n_tokens) - len(cached)
         # One page more for each running request's next token, or the newcomer would soon be preempted for it.
         if not self._slots or n_new + pool.n_idle(cached) + len(self.running) > pool.n_free:
             return False
+        if self.prefix_cache and not request.metrics.preemptions:
+            self._report_hit(request, cached)
         pool.hold(cached)
         request.pages = cached + [pool.allocate() for _ in range(n_new)]
-        request.n_pages_written = 0
         request.n_computed = len(cached) * pool.page_size
-        request.slot = self._slots.pop()
-        request.status = Status.RUNNING
-        if not request.metrics.preemptions:
-            request.metrics.cached_tokens = request.n_computed
-        insort(self.running, request, key=_order)
+        self._run(request)
         return True
 
+    def _report_hit(self, request: Request, cached: list[int]) -> None:
+        request.metrics.cached_tokens = len(cached) * self.pool.page_size
+        if not log.isEnabledFor(logging.DEBUG):  # token ids are the prompt's own
+            return
+        found = self.pool.divergence(request.token_ids[: request.n_tokens - 1], cached, request.cache_salt)
+        if found is not None:
+            position, theirs = found
+            log.debug(
+                "request %d: %d of %d prompt tokens were cached; token %d is %d, and was %d in an earlier prompt",
+                request.id,
+                request.metrics.cached_tokens,
+                request.n_tokens,
+                position,
+                request.token_ids[position],
+                theirs,
+            )
+
+    def _run(self, request: Request) -> None:
+        """Gives a slot to a request that has its pages; it runs from now on."""
+        request.n_pages_written = 0
+        request.slot = self._slots.pop()
+        request.status = Status.RUNNING
+        if request.metrics.scheduled is None:
+            request.metrics.scheduled = self._clock()
+        insort(self.running, request, key=_order)
+
     def _extend(self, request: Request) -> bool:
-        """Makes sure of a page for the request's last token. False: the request itself had to go."""
-        if len(request.pages) * self.pool.page_size >= request.n_tokens:
-            return True
-        while self.pool.n_free == 0:
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is request:
-                return False
-        request.pages.append(self.pool.allocate())
+        """Makes sure of a page of the request's own for its last token. False: the request itself had to go."""
+        pool, pages = self.pool, request.pages
+        i = (request.n_tokens - 1) // pool.page_size
+        while i == len(pages) or pool.is_shared(pages[i]):
+            if pool.n_free == 0:
+                youngest = self.running[-1]
+                self._preempt(youngest)
+                if youngest is request:
+                    return False
+                continue
+            page = pool.allocate()
+            if i == len(pages):
+                pages.append(page)
+            else:
+                self._copy_page(pages[i], page)
+                pool.release([pages[i]])
+                pages[i] = page
+                request.n_pages_written = min(request.n_pages_written, i)
         return True
 
     def _preempt(self, request: Request) -> None:

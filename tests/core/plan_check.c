@@ -333,6 +333,9 @@ static void check_refusals(pe_model *m) {
     refused(SET(0, 0, -1, 1), PE_ERR_ARGUMENT, &err, "page -1");
     refused(SET(0, 0, 0, -1), PE_ERR_ARGUMENT, &err, "-1 pages");
     refused(pe_engine_fill_page(r.e, all, 0, &err), PE_ERR_ARGUMENT, &err, "filling a page past the pool");
+    refused(pe_engine_copy_page(r.e, 0, all, &err), PE_ERR_ARGUMENT, &err, "copying past the pool");
+    refused(pe_engine_copy_page(r.e, -1, 0, &err), PE_ERR_ARGUMENT, &err, "copying page -1");
+    refused(pe_engine_copy_page(r.e, 1, 1, &err), PE_ERR_ARGUMENT, &err, "copying a page onto itself");
 
     static int32_t tokens[LENGTH + 8];
 #define STEP(slot, start, end, rows, n_rows) \

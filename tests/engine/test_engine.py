@@ -5,6 +5,8 @@ import gc
 import threading
 from array import array
 from collections import deque
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import fakecore
@@ -18,14 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams
-from pyedge.errors import CancelledError
+from pyedge.errors import CancelledError, DeadlineError
 
 SIZE = 4
 
 
-def engine(**options: Any) -> Engine:
+def engine(clock: Callable[[], float] = perf_counter, **options: Any) -> Engine:
     config = {"n_pages": 64, "max_model_len": 64, "page_size": SIZE, "max_tokens": 16, "max_sequences": 8, **options}
-    return Engine(fakecore.Model(), fakecore.Tokenizer(), EngineConfig(**config), fakecore)  # type: ignore[arg-type]
+    return Engine(fakecore.Model(), fakecore.Tokenizer(), EngineConfig(**config), fakecore, clock)  # type: ignore[arg-type]
 
 
 def core(e: Engine) -> fakecore.Engine:
@@ -330,6 +332,113 @@ def test_an_error_in_sampling_ends_one_request(monkeypatch: pytest.MonkeyPatch) 
     check(good)
 
 
+def group(e: Engine, prompt: list[int], n: int, **params: Any) -> list[Request]:
+    requests = e.requests(prompt, SamplingParams(**{"seed": 3, "max_tokens": 12, "n": n, **params}))
+    for request in requests:
+        e.add(request)
+    return requests
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize("n_prompt", [1, 3, 4, 7])
+def test_several_answers_to_one_prompt(n_prompt: int, prefix_cache: bool) -> None:
+    e = engine(prefix_cache=prefix_cache)
+    requests = group(e, list(range(5, 5 + n_prompt)), 6)
+    drain(e)
+    for i, request in enumerate(requests):
+        assert (request.index, request.params.seed, request.params.n) == (i, 3 + i, 1)
+        check(request)
+    assert core(e).n_computed == n_prompt + sum(request.n_output - 1 for request in requests)
+
+
+def test_answers_that_find_no_slot_or_page() -> None:
+    for options in ({"max_sequences": 2}, {"n_pages": 5}, {"n_pages": 6, "max_tokens": 8, "prefix_cache": False}):
+        e = engine(**options)
+        first, other, second = group(e, [5, 6, 7, 8, 9], 4), start(e, [5, 6]), group(e, [5, 6, 7, 8, 9], 3, seed=20)
+        drain(e)
+        for request in [*first, other, *second]:
+            check(request)
+
+
+def test_an_answer_that_is_aborted_leaves_the_others() -> None:
+    for gone in range(3):
+        for when in range(4):
+            e = engine(max_tokens=8)
+            requests = group(e, list(range(5, 16)), 3)
+            for _ in range(when):
+                e.step()
+            e.abort(requests[gone])
+            drain(e)
+            for request in requests:
+                if request is not requests[gone]:
+                    check(request)
+
+
+def test_an_error_of_one_answer_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = engine()
+    requests = group(e, [5, 6, 7], 3)
+    draw = fakecore.Sampler.draw
+    monkeypatch.setattr(fakecore.Sampler, "draw", lambda self, *args: draw(self, *args) if self.seed != 3 else 1 / 0)
+    drain(e)
+    monkeypatch.undo()
+    assert isinstance(requests[0].error, ZeroDivisionError)
+    check(requests[1])
+    check(requests[2])
+
+
+def test_one_request_is_one_answer() -> None:
+    with pytest.raises(ValueError, match=r"n is 2.*Engine\.requests"):
+        engine().request([5, 6], SamplingParams(n=2))
+
+
+def test_a_salt_keeps_prompts_apart() -> None:
+    e = engine()
+    prompt, cached = list(range(2, 20)), []
+    for salt in (None, "a", "b", "a", None):
+        request = e.request(prompt, SamplingParams(seed=3, max_tokens=2), cache_salt=salt)
+        e.add(request)
+        drain(e)
+        check(request)
+        cached.append(request.metrics.cached_tokens)
+    assert cached == [0, 0, 0, 16, 16]
+    for salt in ("", 5):
+        with pytest.raises(ValueError, match="cache_salt must be a text"):
+            e.request(prompt, SamplingParams(), cache_salt=salt)  # type: ignore[arg-type]
+
+
+def test_which_token_ended_a_hit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    e = engine()
+    start(e, list(range(2, 14)))
+    drain(e)
+    with caplog.at_level("DEBUG", "pyedge.engine"):
+        request = start(e, [*range(2, 11), 30, 31, 32, 33])
+        drain(e)
+    said = "8 of 13 prompt tokens were cached; token 9 is 30, and was 11 in an earlier prompt"
+    assert f"request {request.id}: {said}" in caplog.text
+
+
+def test_a_deadline_ends_a_request_wherever_it_is() -> None:
+    now = [100.0]
+    e = engine(lambda: now[0], max_tokens=4, max_sequences=2)
+    core(e).on_step = lambda: now.__setitem__(0, now[0] + 1)
+    params = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
+    reading, writing, waiting = (
+        e.request(prompt, params, deadline=deadline)
+        for prompt, deadline in (([*range(2, 32)], 102.5), ([5, 6], 111.0), ([5, 7], 103.5))
+    )
+    free = e.request([5, 6, 8], SamplingParams(seed=3, max_tokens=12), deadline=1e9)
+    for request in (reading, writing, waiting, free):
+        e.add(request)
+    errors = [event for event in drain(e) if event.error is not None]
+    assert [event.request_id for event in errors] == [reading.id, waiting.id, writing.id]
+    for event, request in zip(errors, (reading, waiting, writing), strict=True):
+        assert isinstance(event.error, DeadlineError)
+        assert (event.finish_reason, request.finish_reason, request.error) == ("abort", "abort", event.error)
+    assert "deadline passed after 11.0 s, with 8 tokens of the answer written" in str(writing.error)
+    check(free)
+    assert free.metrics.queue_time == 4.0
+
+
 class Interrupt:
     """Raises KeyboardInterrupt at one call of `step`."""
 
@@ -483,6 +592,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
     )
     def begin(self, n_pages: int, max_sequences: int, spare: int, prefix_cache: bool) -> None:
+        self.now = 0.0
         self.engine = engine(
             n_pages=n_pages,
             page_size=2,
@@ -490,6 +600,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_sequences=max_sequences,
             max_tokens=max_sequences + spare,
             prefix_cache=prefix_cache,
+            clock=lambda: self.now,
         )
         self.requests: list[Request] = []
 
@@ -499,21 +610,36 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 8) | st.none(),
         seed=st.integers(0, 3),
         priority=st.integers(0, 1),
+        n=st.sampled_from([1, 1, 2, 4]),
+        salt=st.sampled_from([None, None, "a", "b"]),
+        time=st.sampled_from([None, None, 4.0, 16.0]),
     )
-    def arrive(self, stem: int, tail: list[int], max_tokens: int | None, seed: int, priority: int) -> None:
+    def arrive(
+        self,
+        stem: int,
+        tail: list[int],
+        max_tokens: int | None,
+        seed: int,
+        priority: int,
+        n: int,
+        salt: str | None,
+        time: float | None,
+    ) -> None:
         prompt = [2 + i % 5 for i in range(stem)] + tail or [2]
-        params = SamplingParams(seed=seed, max_tokens=max_tokens)
+        params = SamplingParams(seed=seed, max_tokens=max_tokens, n=n)
+        deadline = None if time is None else self.now + time
         if len(prompt) >= self.engine.scheduler.capacity:
             with pytest.raises(ValueError, match="shorten the prompt"):
-                self.engine.request(prompt, params, priority)
+                self.engine.requests(prompt, params, priority, cache_salt=salt, deadline=deadline)
             return
-        request = self.engine.request(prompt, params, priority)
-        self.engine.add(request)
-        self.requests.append(request)
+        for request in self.engine.requests(prompt, params, priority, cache_salt=salt, deadline=deadline):
+            self.engine.add(request)
+            self.requests.append(request)
 
     @rule(n=st.integers(1, 4))
     def step(self, n: int) -> None:
         for _ in range(n):
+            self.now += 1
             self.engine.step()
 
     @precondition(lambda self: self.requests)
@@ -544,6 +670,9 @@ class EngineMachine(RuleBasedStateMachine):
         drain(self.engine)
         for request in self.requests:
             assert request.status is Status.FINISHED
+            if isinstance(request.error, DeadlineError):
+                assert request.deadline is not None
+                assert request.deadline <= self.now
             if request.finish_reason != "abort":
                 check(request)
 

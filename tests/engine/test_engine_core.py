@@ -105,6 +105,42 @@ def test_batched_is_alone(model: _core.Model, alone: list[Request], options: dic
         assert [r.metrics.cached_tokens for r in again] == [(len(prompt) - 1) // 8 * 8 for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("n_prompt", [1, 8, 23])
+def test_several_answers_are_those_of_lone_requests(model: _core.Model, kv_type: str, n_prompt: int) -> None:
+    """Also where heirs find the pool full, are preempted, and begin again."""
+    rules = {"max_tokens": 24, "logprobs": 5, "temperature": 1.5}
+    prompt, lone = PROMPTS[5][:n_prompt], []
+    for i in range(4):
+        e = engine(model, kv_type=kv_type, prefix_cache=False)
+        lone.append(e.request(prompt, SamplingParams(seed=9 + i, **rules)))
+        e.add(lone[-1])
+        drain(e)
+    for options in {}, {"n_pages": 9}, {"n_pages": 9, "prefix_cache": False, "max_tokens": 16}, {"max_sequences": 3}:
+        e = engine(model, kv_type=kv_type, **options)
+        requests = e.requests(prompt, SamplingParams(seed=9, n=4, **rules))
+        for request in requests:
+            e.add(request)
+        drain(e)
+        same(requests, lone)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
+def test_small_caches_share_and_preempt_with_the_same_bits(model: _core.Model, kv_type: str) -> None:
+    lone = []
+    for i, prompt in enumerate(PROMPTS):
+        e = engine(model, kv_type=kv_type, prefix_cache=False)
+        lone.append(start(e, prompt, i))
+        drain(e)
+    e = engine(model, kv_type=kv_type, n_pages=12, max_tokens=16)
+    for _ in range(2):
+        requests = [start(e, prompt, i) for i, prompt in enumerate(PROMPTS)]
+        drain(e)
+        same(requests, lone)
+        assert sum(request.metrics.preemptions for request in requests) > 0
+    assert sum(request.metrics.cached_tokens for request in requests) > 0
+
+
 def test_arrivals_and_aborts_in_between(model: _core.Model, alone: list[Request]) -> None:
     e = engine(model, n_pages=24)
     requests: list[Request] = []

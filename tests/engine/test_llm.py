@@ -68,6 +68,21 @@ def test_forms_of_a_prompt(llm: LLM) -> None:
     assert len(llm.generate("<|im_start|>", RULES)[0].prompt_token_ids) == 1  # a raw prompt is the caller's own
 
 
+def test_several_answers(llm: LLM) -> None:
+    params = SamplingParams(seed=5, max_tokens=6, n=3)
+    first, second = llm.generate(["the hat", "a cat"], params)
+    for output, prompt in ((first, "the hat"), (second, "a cat")):
+        assert [o.seed for o in output.outputs] == [5, 6, 7]
+        assert output.outputs[0] is output
+        assert all(o.outputs == [o] for o in output.others)
+        for o in output.outputs:
+            (alone,) = llm.generate(prompt, SamplingParams(seed=o.seed, max_tokens=6))
+            assert (o.text, o.token_ids, o.prompt_token_ids) == (alone.text, alone.token_ids, alone.prompt_token_ids)
+    assert len(llm.chat([{"role": "user", "content": "hi"}], params).outputs) == 3
+    with pytest.raises(ValueError, match="n is 3: a stream is one answer"):
+        llm.stream("the hat", params)
+
+
 def test_streamed_is_generated(llm: LLM) -> None:
     rules = SamplingParams(seed=5, max_tokens=40, temperature=2.0)
     out = llm.generate("the cat", rules)[0]

@@ -64,6 +64,38 @@ def test_descendants_of_a_forgotten_page_are_not_found_under_its_successor() -> 
     assert pool.match([1, 2, 3, 4], 4) == [2]
 
 
+def test_pages_are_found_under_their_salt_only() -> None:
+    pool = PagePool(8, SIZE)
+    plain, salted = pool.allocate(), pool.allocate()
+    assert pool.publish(plain, None, (1, 2)) == plain
+    assert pool.publish(salted, None, (1, 2), "a") == salted
+    assert pool.match([1, 2], 2) == [plain]
+    assert pool.match([1, 2], 2, "a") == [salted]
+    assert pool.match([1, 2], 2, "b") == []
+    child = pool.allocate()
+    assert pool.publish(child, salted, (3, 4), "a") == child
+    assert pool.match([1, 2, 3, 4], 4) == [plain]
+    assert pool.divergence([1, 9], []) == (1, 2)
+    assert pool.divergence([1, 9], [], "b") is None
+
+
+def test_where_a_near_hit_ends() -> None:
+    pool = PagePool(8, 4)
+    first = pool.publish(pool.allocate(), None, (1, 2, 3, 4))
+    pool.publish(pool.allocate(), first, (5, 6, 7, 8))
+    pool.publish(pool.allocate(), first, (5, 9, 9, 9))
+    for tokens, found in (
+        ([1, 2, 3, 4, 5, 6, 7, 0], (7, 8)),  # of the longest that goes on like them
+        ([1, 2, 3, 4, 5, 0, 7, 8], (5, 6)),
+        ([1, 2, 3, 4, 0, 6, 7, 8], (4, 5)),
+        ([1, 2, 3, 4, 5, 6], None),  # as far as they go, nothing differs
+        ([1, 2, 3, 4], None),
+        ([1, 2, 0, 4], (2, 3)),
+        ([0, 2, 3, 4], None),  # nothing in common
+    ):
+        assert pool.divergence(tokens, pool.match(tokens, len(tokens))) == found
+
+
 def test_equal_hashes_are_not_equal_contents() -> None:
     assert hash(-1) == hash(-2)  # CPython's own collision
     pool = PagePool(4, 1)

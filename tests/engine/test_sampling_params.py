@@ -41,6 +41,7 @@ REFUSED = {
         {1: 1e39},
     ],
     "ignore_eos": [LARGE, 0, None, "no"],
+    "n": [LARGE, 0, -1, 129, 1.0, True, None],
 }
 
 
@@ -90,3 +91,11 @@ def test_edges_are_allowed() -> None:
     SamplingParams(top_k=-1, max_tokens=None, min_tokens=3)
     with pytest.raises(ValueError, match="min_tokens"):
         SamplingParams(max_tokens=2, min_tokens=3)
+
+
+def test_rules_of_one_of_several_answers() -> None:
+    params = SamplingParams(n=3, seed=2**64 - 2, top_k=7)
+    assert [params.of_answer(i) for i in range(3)] == [
+        SamplingParams(seed=seed, top_k=7) for seed in (2**64 - 2, 2**64 - 1, 0)
+    ]
+    assert SamplingParams(n=2, seed=-1).of_answer(1).seed == 0

@@ -105,6 +105,87 @@ def test_equal_prompts_of_one_step_end_up_on_one_page() -> None:
     assert (first.n_pages_written, second.n_pages_written) == (2, 0)  # the core must be told
 
 
+def group(n: int, n_prompt: int, id: int = 0) -> list[Request]:
+    """n requests for answers to one prompt."""
+    shared: list[Request] = []
+    requests = [request(id + i, n_prompt, group=shared) for i in range(n)]
+    for r in requests:
+        r.token_ids = list(requests[0].prompt_token_ids)
+        r.prompt_token_ids = list(requests[0].prompt_token_ids)
+    return requests
+
+
+@pytest.mark.parametrize("n_prompt", [6, 8])
+def test_heirs_share_all_pages_of_the_prompt_and_write_to_none_of_them(n_prompt: int) -> None:
+    copied: list[tuple[int, int]] = []
+    s = scheduler(copy_page=lambda a, b: copied.append((a, b)))
+    requests = group(3, n_prompt)
+    add(s, *requests)
+    (work,) = s.schedule()
+    assert (work.request, work.heirs) == (requests[0], (requests[1], requests[2]))
+    s.advance(work.request, work.end)
+    for heir in work.heirs:
+        s.inherit(work.request, heir)
+        assert heir.pages == requests[0].pages
+    for token, r in enumerate(requests):
+        r.token_ids.append(token)
+    s.check_integrity()
+    last = requests[0].pages[-1]
+    assert s.pool.n_used == 2
+    work_now = s.schedule()
+    assert [(w.request.id, w.start, w.end, w.heirs) for w in work_now] == [
+        (i, n_prompt, n_prompt + 1, ()) for i in range(3)
+    ]
+    assert len({r.pages[n_prompt // SIZE] for r in requests}) == 3
+    if n_prompt == 6:  # two copies; the last one that is left keeps the page
+        assert copied == [(last, requests[0].pages[1]), (last, requests[1].pages[1])]
+        assert requests[2].pages[1] == last
+        assert [r.n_pages_written for r in requests] == [0, 0, 0]
+    else:
+        assert not copied
+    run(s, work_now)
+    for r in requests:
+        s.finish(r, "stop")
+    assert s.pool.n_used == 0
+
+
+def test_heirs_without_a_slot_wait_as_anybody_does() -> None:
+    s = scheduler(max_sequences=2, max_tokens=16)
+    requests = group(3, 9)
+    add(s, *requests, request(3, 2, first=2))
+    (work,) = s.schedule()[:1]
+    assert work.heirs == ()  # the only other slot went to the next in the queue, who reads at once
+    run(s, [work])
+    s.finish(s.running[-1], "stop")
+    assert pieces(s.schedule()) == [(0, 9, 10), (1, 8, 9)]  # from the prefix cache
+
+
+def test_the_next_one_reads_when_the_first_is_gone() -> None:
+    s = scheduler(max_tokens=4)
+    requests = group(3, 9)
+    add(s, *requests)
+    run(s, s.schedule())
+    s.finish(requests[0], "abort")
+    work = s.schedule()
+    assert pieces(work) == [(1, 4, 8)]
+    run(s, work)
+    (last,) = s.schedule()
+    assert last.heirs == (requests[2],)
+
+
+def test_queue_time_is_until_the_first_turn() -> None:
+    times = iter([5.0, 7.0, 9.0])
+    s = scheduler(n_pages=4, max_tokens=16, clock=lambda: next(times))
+    old, young = request(0, 3), request(1, 3, first=2)
+    old.metrics.arrival = young.metrics.arrival = 1.0
+    assert old.metrics.queue_time is None
+    add(s, old, young)
+    for _ in range(8):
+        run(s, s.schedule())
+    assert (old.metrics.queue_time, young.metrics.queue_time) == (4.0, 6.0)
+    assert young.metrics.preemptions == 1
+
+
 def test_without_the_prefix_cache_nothing_is_shared() -> None:
     s = scheduler(max_tokens=16, prefix_cache=False)
     first, second = request(0, 8), request(1, 8)

@@ -89,6 +89,9 @@ class Engine:
         assert first + len(pages) <= self.max_pages_per_sequence
         self.table[slot][first : first + len(pages)] = pages
 
+    def copy_page(self, source: int, target: int) -> None:
+        self.pages[target] = list(self.pages[source])
+
     def step(self, pieces: Sequence[tuple[int, int, int]], tokens: Sequence[int], rows: Sequence[int]) -> None:
         self.cancelled = False
         assert 0 < len(pieces) <= self.max_pieces
