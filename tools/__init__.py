@@ -1,4 +1,5 @@
 """Tools that turn model files into other model files, and measure them; installed as `pyedge.tools`.
 
-They import the `gguf` package and the compiled core, never the engine or what is above it.
+They import the compiled core and what is known of models and tokenizers (families' tables, rules for cutting words),
+never the engine or what is above it.
 """

@@ -1,7 +1,8 @@
 """Model families: `build_plan` turns an open GGUF into the Plan that the core runs.
 
 A family is one module of this package with ARCHITECTURES (values of `general.architecture`), IGNORED (tensors it may
-leave unread), hparams() and build(); it is found by its file being here.
+leave unread), CHECKPOINTS (how Hugging Face's name the same things), hparams() and build(); it is found by its file
+being here.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from pyedge.errors import ModelError
+from pyedge.models.checkpoint import Checkpoint
 from pyedge.models.hparams import HParams
 from pyedge.models.plan import Plan, PlanBuilder
 
 if TYPE_CHECKING:
     from pyedge import _core
 
-__all__ = ["HParams", "Plan", "architectures", "build_plan"]
+__all__ = ["HParams", "Plan", "architectures", "build_plan", "checkpoints"]
 
 
 class Family(Protocol):
     ARCHITECTURES: tuple[str, ...]
+    CHECKPOINTS: tuple[Checkpoint, ...]
     IGNORED: tuple[str, ...]
 
     def hparams(self, gguf: _core.Gguf, architecture: str) -> HParams: ...
@@ -39,6 +42,11 @@ def _families() -> dict[str, Family]:
 def architectures() -> list[str]:
     """What `general.architecture` may be."""
     return sorted(_families())
+
+
+def checkpoints() -> dict[str, Checkpoint]:
+    """By what config.json may have among its `architectures`."""
+    return {name: c for family in _families().values() for c in family.CHECKPOINTS for name in c.classes}
 
 
 def build_plan(gguf: _core.Gguf, max_model_len: int | None = None) -> Plan:

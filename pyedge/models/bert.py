@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyedge.models.blocks import gated_ffn
+from pyedge.models.checkpoint import Checkpoint, Config, layers
 from pyedge.models.hparams import HParams, read
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Activation, Index, Pairing, PlanBuilder, Pooling, Value
@@ -22,6 +23,70 @@ log = logging.getLogger("pyedge.models")
 
 ARCHITECTURES = ("bert", "nomic-bert")
 IGNORED = ()
+_EMBEDDINGS = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+}
+_BERT = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+_NOMIC = {
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "norm1": "attn_output_norm",
+    "norm2": "layer_output_norm",
+    "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate",
+    "mlp.fc2": "ffn_down",
+}
+
+
+def _keys(c: Config) -> dict[str, Any]:
+    """A config may give a number of heads of k and v, which no BERT heeds."""
+    return {"attention.causal": False, "attention.head_count_kv": c.integer("num_attention_heads", "n_head")}
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        "bert",
+        ("BertModel", "BertForMaskedLM"),
+        {
+            **_EMBEDDINGS,
+            "embeddings.position_embeddings": "position_embd",
+            "embeddings.LayerNorm": "token_embd_norm",
+            **layers(_BERT, prefix="encoder.layer"),
+        },
+        defaults={"layer_norm_eps": 1e-12},
+        computed={"hidden_act": ("gelu",), "position_embedding_type": ("absolute",), "is_decoder": (False,)},
+        keys=_keys,
+        prefixes=("bert.",),
+        ignored=("embeddings.position_ids", "pooler.*", "cls.*"),
+    ),
+    Checkpoint(
+        "nomic-bert",
+        ("NomicBertModel",),
+        {**_EMBEDDINGS, "emb_ln": "token_embd_norm", **layers(_NOMIC, prefix="encoder.layers")},
+        defaults={"layer_norm_eps": 1e-12, "rope_theta": 1000.0},
+        computed={
+            "hidden_act": ("silu",),
+            "activation_function": ("swiglu",),
+            "prenorm": (False,),
+            "causal": (False,),
+            "rotary_emb_fraction": (1.0,),
+            "rotary_emb_interleaved": (False,),
+            "moe_every_n_layers": (0,),
+        },
+        keys=_keys,
+        ignored=("pooler.*",),
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pyedge.models.checkpoint import Config, Names, To
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Activation, PlanBuilder, Value
 
@@ -24,6 +25,50 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
     "expert_weights_norm": (True,),
     "expert_weights_scale": (0, 1),
 }
+
+# Names in checkpoints, of one layer. An expert's matrices stand alone or, with gpt-oss, stacked and, when they are not
+# in MXFP4, with the input first; there, rows of gates and of ups take turns.
+MIXTRAL: Names = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.{e}.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.{e}.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.{e}.w2": "ffn_down_exps",
+}
+QWEN: Names = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.{e}.gate_proj": "ffn_gate_exps",
+    "mlp.experts.{e}.up_proj": "ffn_up_exps",
+    "mlp.experts.{e}.down_proj": "ffn_down_exps",
+}
+_FIRST, _SECOND = (0, 2), (1, 2)
+GPT_OSS: Names = {
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.gate_up_proj": (
+        To("ffn_gate_exps.weight", rows=_FIRST, transposed=True),
+        To("ffn_up_exps.weight", rows=_SECOND, transposed=True),
+    ),
+    "mlp.experts.gate_up_proj_bias": (
+        To("ffn_gate_exps.bias", rows=_FIRST),
+        To("ffn_up_exps.bias", rows=_SECOND),
+    ),
+    "mlp.experts.gate_up_proj_blocks": (
+        To("ffn_gate_exps.weight", rows=_FIRST, scales="mlp.experts.gate_up_proj_scales"),
+        To("ffn_up_exps.weight", rows=_SECOND, scales="mlp.experts.gate_up_proj_scales"),
+    ),
+    "mlp.experts.gate_up_proj_scales": (),
+    "mlp.experts.down_proj": To("ffn_down_exps.weight", transposed=True),
+    "mlp.experts.down_proj_bias": To("ffn_down_exps.bias"),
+    "mlp.experts.down_proj_blocks": To("ffn_down_exps.weight", scales="mlp.experts.down_proj_scales"),
+    "mlp.experts.down_proj_scales": (),
+}
+
+
+def keys(c: Config) -> dict[str, Any]:
+    """Those of a config that all families with experts have."""
+    return {
+        "expert_count": c.integer("num_local_experts", "num_experts"),
+        "expert_used_count": c.integer("num_experts_per_tok"),
+    }
 
 
 @dataclass(frozen=True)

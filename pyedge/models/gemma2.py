@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ATTENTION, GATED_FFN, Checkpoint, Config, layers, plus_one
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Activation, Pairing, PlanBuilder
@@ -19,6 +20,55 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gemma2",)
 IGNORED = ()
+_NORMS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_N_LAYERS_OF_27B = 46
+GELU = {"hidden_activation": ("gelu_pytorch_tanh",)}
+
+
+def names(**more: str) -> dict[str, Any]:
+    """Of Gemma's checkpoints. more: norms that not all of them have."""
+    ends = {"model.embed_tokens": "token_embd", **plus_one({"model.norm": "output_norm"}), "lm_head": "output"}
+    return {**ends, **layers(ATTENTION, GATED_FFN, plus_one({**_NORMS, **more}))}
+
+
+def checkpoint_scale(c: Config, n_layers_of_27b: int) -> dict[str, float]:
+    """The scale of scores, where it is not what a file means that says nothing."""
+    scalar = c.number("query_pre_attn_scalar")
+    heads_fill = c.integer("num_hidden_layers") == n_layers_of_27b
+    assumed = c.integer("hidden_size") / c.integer("num_attention_heads") if heads_fill else float(c.head_dim)
+    return {} if scalar == assumed else {"attention.scale": 1.0 / math.sqrt(scalar)}
+
+
+def _keys(c: Config) -> dict[str, Any]:
+    caps = {name: c.number(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return {**checkpoint_scale(c, _N_LAYERS_OF_27B), **caps}
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        "gemma2",
+        ("Gemma2ForCausalLM",),
+        names(),
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": True,
+        },
+        computed=GELU,
+        keys=_keys,
+        windows=2,
+    ),
+)
 _N_LAYERS_OF_27B = 46
 
 

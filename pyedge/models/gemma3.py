@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyedge.models.blocks import end, gated_ffn
-from pyedge.models.gemma2 import query_scale
+from pyedge.models.checkpoint import Checkpoint, Config
+from pyedge.models.gemma2 import GELU, checkpoint_scale, names, query_scale
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Activation, Pairing, PlanBuilder, Value
@@ -21,6 +22,42 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gemma3",)
 IGNORED = ()
+_N_LAYERS_OF_27B = 62
+DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+NAMES = names(**{"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"})
+COMPUTED = {**GELU, "attn_logit_softcapping": (0,)}
+
+
+def keys(c: Config) -> dict[str, Any]:
+    """Those of a config."""
+    cap = c.value("final_logit_softcapping")
+    return {**checkpoint_scale(c, _N_LAYERS_OF_27B), **({"final_logit_softcapping": float(cap)} if cap else {})}
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        "gemma3",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        NAMES,
+        defaults=DEFAULTS,
+        computed={**COMPUTED, "use_bidirectional_attention": (False,)},
+        keys=keys,
+        windows=6,
+        prefixes=("language_model.", "model.language_model."),
+        ignored=("*vision_tower.*", "*multi_modal_projector.*"),
+    ),
+)
 _N_LAYERS_OF_27B = 62
 
 

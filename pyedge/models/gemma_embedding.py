@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyedge.models import gemma3
+from pyedge.models.checkpoint import Checkpoint
 from pyedge.models.gemma3 import Gemma3HParams
 from pyedge.models.plan import PlanBuilder, Pooling
 
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gemma-embedding",)
 IGNORED = ()
+CHECKPOINTS = (
+    Checkpoint(
+        "gemma-embedding",
+        ("Gemma3TextModel",),
+        {**gemma3.NAMES, "2_Dense.linear": "dense_2", "3_Dense.linear": "dense_3"},
+        defaults=gemma3.DEFAULTS,
+        computed={**gemma3.COMPUTED, "use_bidirectional_attention": (True,)},
+        keys=gemma3.keys,
+        windows=6,
+    ),
+)
 _DENSE = ("dense_2", "dense_3")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyedge.models import experts
 from pyedge.models.blocks import end
+from pyedge.models.checkpoint import ATTENTION, ENDS, SILU, Checkpoint, layers
 from pyedge.models.experts import Experts
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gpt-oss",)
 IGNORED = ()
+_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"}
+CHECKPOINTS = (
+    Checkpoint(
+        "gpt-oss",
+        ("GptOssForCausalLM",),
+        {**ENDS, **layers(ATTENTION, {"self_attn.sinks": "attn_sinks.weight"}, experts.GPT_OSS, _NORMS)},
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "head_dim": 64, "sliding_window": 128},
+        computed={**SILU, "swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
+        keys=lambda c: {**experts.keys(c), "expert_feed_forward_length": c.integer("intermediate_size")},
+        windows=2,
+        yarn_truncates=False,
+    ),
+)
 
 
 @dataclass(frozen=True)

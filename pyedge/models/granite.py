@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ENDS, GATED_FFN, INTERLEAVED, NORMS, SILU, Checkpoint, Config, layers
 from pyedge.models.hparams import HParams, read
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Pairing, PlanBuilder
@@ -19,6 +20,28 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("granite",)
 IGNORED = ()
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def _keys(c: Config) -> dict[str, float]:
+    return {key: c.number(name, default=1.0) for key, name in _MULTIPLIERS.items()}
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        "granite",
+        ("GraniteForCausalLM",),
+        {**ENDS, **layers(INTERLEAVED, GATED_FFN, NORMS)},
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0},
+        computed=SILU,
+        keys=_keys,
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyedge.errors import ModelError
 from pyedge.models import experts
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ENDS, GATED_FFN, INTERLEAVED, NORMS, SILU, Checkpoint, layers
 from pyedge.models.experts import Experts
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import CONVERT, Keys
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("llama",)
 IGNORED = ("blk.*.attn_rot_embd.weight",)  # early files: the plain inverse frequencies, which rope computes anyway
+CHECKPOINTS = (
+    Checkpoint(
+        "llama",
+        ("LlamaForCausalLM", "MistralForCausalLM"),
+        {**ENDS, **layers(INTERLEAVED, GATED_FFN, NORMS)},
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0},
+        computed=SILU,
+        windows=0,
+    ),
+    Checkpoint(
+        "llama",
+        ("MixtralForCausalLM",),
+        {**ENDS, **layers(INTERLEAVED, experts.MIXTRAL, NORMS)},
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        computed=SILU,
+        keys=experts.keys,
+        windows=0,
+    ),
+)
 
 
 @dataclass(frozen=True)

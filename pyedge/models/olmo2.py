@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ATTENTION, ENDS, GATED_FFN, QK_NORMS, SILU, Checkpoint, layers
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Pairing, PlanBuilder
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("olmo2",)
 IGNORED = ()
+_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+_NAMES = {**ENDS, **layers(ATTENTION, QK_NORMS, GATED_FFN, _NORMS)}
+CHECKPOINTS = (
+    Checkpoint(
+        "olmo2",
+        ("Olmo2ForCausalLM",),
+        _NAMES,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0},
+        computed=SILU,
+    ),
+    Checkpoint(
+        "olmo2",
+        ("Olmo3ForCausalLM",),
+        _NAMES,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+        computed=SILU,
+        windows=4,
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ arXiv:2404.14219, arXiv:2412.08905. Part of a head may be rotated (Phi 4 mini).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyedge.models.blocks import end
+from pyedge.models.checkpoint import ENDS, NORMS, SILU, Checkpoint, Config, layers
 from pyedge.models.hparams import HParams, read, windows
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Activation, Pairing, PlanBuilder
@@ -18,6 +19,32 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("phi3",)
 IGNORED = ("rope_factors_long.weight", "rope_factors_short.weight")  # one is read, by the context that is asked for
+_FUSED = {
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _keys(c: Config) -> dict[str, Any]:
+    """A window of 0 tells Phi 4 from the others, which have one where nothing is said."""
+    window = c.integer("sliding_window", default=0)
+    original = c.integer("original_max_position_embeddings", default=c.integer("max_position_embeddings"))
+    return {"attention.sliding_window": window, "rope.scaling.original_context_length": original}
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        {**ENDS, **layers(_FUSED, NORMS)},
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 4096},
+        computed=SILU,
+        keys=_keys,
+        windows=0,
+    ),
+)
 
 
 @dataclass(frozen=True)

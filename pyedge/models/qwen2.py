@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ATTENTION, ENDS, FULL_ATTENTION, GATED_FFN, NORMS, SILU, Checkpoint, layers
 from pyedge.models.hparams import HParams, read
 from pyedge.models.plan import Pairing, PlanBuilder
 
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("qwen2",)
 IGNORED = ()
+CHECKPOINTS = (
+    Checkpoint(
+        "qwen2",
+        ("Qwen2ForCausalLM",),
+        {**ENDS, **layers(ATTENTION, GATED_FFN, NORMS)},
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0},
+        computed={**SILU, **FULL_ATTENTION},
+    ),
+)
 
 
 def hparams(gguf: _core.Gguf, architecture: str) -> HParams:

@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING
 
 from pyedge.models import experts
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import (
+    ATTENTION,
+    ENDS,
+    FULL_ATTENTION,
+    GATED_FFN,
+    NORMS,
+    QK_NORMS,
+    SILU,
+    Checkpoint,
+    layers,
+)
 from pyedge.models.experts import Experts
 from pyedge.models.hparams import HParams, read
 from pyedge.models.keys import Keys
@@ -20,6 +31,29 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("qwen3", "qwen3moe")
 IGNORED = ()
+CHECKPOINTS = (
+    Checkpoint(
+        "qwen3",
+        ("Qwen3ForCausalLM", "Qwen3Model"),
+        {**ENDS, **layers(ATTENTION, QK_NORMS, GATED_FFN, NORMS)},
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "head_dim": 128},
+        computed={**SILU, **FULL_ATTENTION},
+    ),
+    Checkpoint(
+        "qwen3moe",
+        ("Qwen3MoeForCausalLM",),
+        {**ENDS, **layers(ATTENTION, QK_NORMS, experts.QWEN, NORMS)},
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "norm_topk_prob": False},
+        computed={
+            **SILU,
+            **FULL_ATTENTION,
+            "norm_topk_prob": (True,),
+            "decoder_sparse_step": (1,),
+            "mlp_only_layers": ([],),
+        },
+        keys=lambda c: {**experts.keys(c), "expert_feed_forward_length": c.integer("moe_intermediate_size")},
+    ),
+)
 
 
 @dataclass(frozen=True)

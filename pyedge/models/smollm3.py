@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ENDS, FULL_ATTENTION, GATED_FFN, INTERLEAVED, NORMS, SILU, Checkpoint, layers
 from pyedge.models.hparams import HParams, read
 from pyedge.models.plan import Pairing, PlanBuilder
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("smollm3",)
 IGNORED = ()
 _PERIOD = 4  # of layers, the last one without positions; files do not say it
+CHECKPOINTS = (
+    Checkpoint(
+        "smollm3",
+        ("SmolLM3ForCausalLM",),
+        {**ENDS, **layers(INTERLEAVED, GATED_FFN, NORMS)},
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 2e6, "tie_word_embeddings": True},
+        computed={**SILU, **FULL_ATTENTION, "no_rope_layer_interval": (_PERIOD,)},
+    ),
+)
 
 
 def hparams(gguf: _core.Gguf, architecture: str) -> HParams:

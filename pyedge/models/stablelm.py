@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyedge.models.blocks import end, gated_ffn
+from pyedge.models.checkpoint import ATTENTION, ENDS, GATED_FFN, NORMS, SILU, Checkpoint, layers
 from pyedge.models.hparams import HParams, read
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Pairing, PlanBuilder
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("stablelm",)
 IGNORED = ()
+_HEAD_NORMS = {
+    "self_attn.q_layernorm.norms.{e}": "attn_q_norm",
+    "self_attn.k_layernorm.norms.{e}": "attn_k_norm",
+}
+CHECKPOINTS = (
+    Checkpoint(
+        "stablelm",
+        ("StableLmForCausalLM",),
+        {**ENDS, **layers(ATTENTION, GATED_FFN, NORMS, _HEAD_NORMS)},
+        defaults={"layer_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        computed=SILU,
+        keys=lambda c: {"use_parallel_residual": bool(c.value("use_parallel_residual", default=False))},
+    ),
+)
 
 
 @dataclass(frozen=True)

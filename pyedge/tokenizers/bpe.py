@@ -18,6 +18,7 @@ from pyedge.tokenizers.vocabulary import SPACE, Frame, Metadata, TokenType, Voca
 
 if TYPE_CHECKING:
     import tokenizers
+    from tokenizers import pre_tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class BpeTokenizer:
 
 def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> tokenizers.Tokenizer:
     import tokenizers
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import models
 
     if not merges:
         raise ModelError("tokenizer.ggml.merges: empty or missing; a BPE model needs them, convert the model again")
@@ -103,10 +104,18 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
     except Exception:  # the library has no other, and names one token; looking first takes as long as building
         model = models.BPE(vocab=plain, merges=_merges_of(pairs, plain, set(texts)), **settings)
     library = tokenizers.Tokenizer(model)
-    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rules.patterns]
-    to_bytes = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)] if rules.byte_level else []
-    library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, *to_bytes])
+    library.pre_tokenizer = cutter(rules.patterns, rules.byte_level)
     return library
+
+
+def cutter(patterns: tuple[str, ...], byte_level: bool) -> pre_tokenizers.PreTokenizer:
+    """What cuts words so, in the library, and spells them in the vocabulary's alphabet."""
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    to_bytes = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)] if byte_level else []
+    return pre_tokenizers.Sequence([*cuts, *to_bytes])
 
 
 def _too_long(merges: list[str], plain: dict[str, int]) -> bool:

@@ -1,0 +1,461 @@
+"""A checkpoint in Hugging Face's form becomes a GGUF file: what `pyedge convert` does.
+
+Owns the way of every tensor into the file, in pieces, so that memory does not depend on the model's size, and the keys
+that all families have. What is particular to a family stands in its module of pyedge/models: CHECKPOINTS. Nothing is
+written before the file that will be there has been tried as far as that goes without weights: its plan is built, and
+its tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import numpy as np
+
+from pyedge import _core
+from pyedge.errors import ModelError
+from pyedge.models import build_plan, checkpoints
+from pyedge.models.checkpoint import Checkpoint as About
+from pyedge.models.checkpoint import Config, To
+from pyedge.tools import rope_settings, tokenizer_files
+from pyedge.tools.checkpoint import AGAIN, FLOATS, Checkpoint, Stored
+from pyedge.tools.gguf_writer import GgufWriter, Tensor, packed
+
+TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}  # with general.file_type
+_MXFP4_FILE = 38  # general.file_type, where experts are in MXFP4
+_PIECE = 1 << 21  # values at once
+_KEPT = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # small, and always F32
+_LARGEST_F16 = 65520.0  # from here on, values become infinity
+
+_KEYS: dict[str, tuple[str, ...]] = {  # whole numbers, and what checkpoints call them
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "context_length": ("max_trained_positions", "max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "vocab_size": ("vocab_size",),
+}
+_EPSILONS = {
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+}
+_MODES = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "lasttoken"}
+_POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # pooling_type
+_POOLING_FLAGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+def convert(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    type: str | None = None,
+    *,
+    pre: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Writes `out`, and says what it is: architecture, type, tensors, file_bytes.
+
+    type: of TYPES, for matrices whose rows it fits; None: what most weights of the checkpoint are in. pre: how words
+    are cut, in place of what is recognised (`tokenizer.ggml.pre`). progress: called with bytes written and in all.
+    ModelError says what is wrong with the checkpoint; OSError names `out`. In either case there is no file."""
+    if type is not None and type not in TYPES:
+        raise ValueError(f"type {type!r:.40} is not known, only {', '.join(TYPES)} are")
+    try:
+        plan = _Plan(Checkpoint(folder), type, pre)
+        with GgufWriter(out, {key: packed(value) for key, value in plan.keys.items()}, plan.tensors) as writer:
+            done, total = 0, sum(t.n_bytes for t in plan.tensors)
+            for made in plan.made:
+                for piece in made.pieces():
+                    writer.write(made.tensor.name, piece)
+                    done += piece.nbytes
+                    if progress is not None:
+                        progress(done, total)
+    except ModelError as e:
+        raise ModelError(f"{os.fspath(folder)}: {e}") from None
+    return {
+        "architecture": plan.architecture,
+        "type": plan.type,
+        "tensors": len(plan.tensors),
+        "file_bytes": writer.file_size,
+    }
+
+
+# ---- A tensor --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor of the file, and what it is made of."""
+
+    tensor: Tensor
+    to: To
+    sources: tuple[Stored, ...]  # stacked, if they are several
+    scales: Stored | None = None  # of MXFP4
+    head_dim: int = 0  # of heads whose halves are to be neighbours
+    values: np.ndarray | None = None  # known already: there are no sources
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Its bytes, part by part."""
+        if self.values is not None:
+            yield self.values
+        elif self.scales is not None:
+            for source in self.sources:
+                yield from _mxfp4(source, self.scales, self.to)
+        else:
+            for source in self.sources:
+                for values in self._values(source):
+                    yield self._encoded(values + np.float32(self.to.plus) if self.to.plus else values)
+
+    def _values(self, source: Stored) -> Iterator[np.ndarray]:
+        (first, step), columns = self.to.rows, source.columns
+        if self.to.transposed:
+            n = source.shape[-2]
+            for i in range(0, source.n_rows, n):
+                yield np.ascontiguousarray(source.values(i, n).T[first::step])
+            return
+        vectors = self.tensor.name.endswith(".bias")  # their rows are what a matrix has as columns
+        whole = self.head_dim if self.head_dim and len(source.shape) > 1 else step
+        for i, n in _runs(source.n_rows, max(1, _PIECE // columns // whole) * whole):
+            values = source.values(i, n)
+            if self.head_dim:  # of a bias, one row has all heads
+                by_heads = values.reshape(-1, 2, self.head_dim // 2, columns if len(source.shape) > 1 else 1)
+                values = by_heads.swapaxes(1, 2).reshape(values.shape)
+            yield np.ascontiguousarray(values[:, first::step] if vectors else values[first::step])
+
+    def _encoded(self, values: np.ndarray) -> np.ndarray:
+        kind = self.tensor.type
+        if kind == "F32":
+            return values
+        if kind == "F16":
+            with np.errstate(over="ignore"):
+                halves = values.astype(np.float16)
+            if not np.isfinite(halves).all():
+                largest = float(np.abs(values).max())
+                raise ModelError(
+                    f"{self.sources[0].name}: {largest:g} is more than F16 can hold; say --type bf16 or --type f32"
+                )
+            return halves
+        assert kind == "BF16"
+        bits = values.view(np.uint32)  # of finite numbers, rounded to the nearest, ties to even
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _runs(n: int, most: int) -> Iterator[tuple[int, int]]:
+    """The first and the number of rows of each piece."""
+    for i in range(0, n, most):
+        yield i, min(most, n - i)
+
+
+def _mxfp4(blocks: Stored, scales: Stored, to: To) -> Iterator[np.ndarray]:
+    """Blocks of 32 values as the file has them: the scale, then bytes of the value i and of i + 16. A checkpoint has
+    neighbours in a byte, the first one low."""
+    first, step = to.rows
+    rows, n = math.prod(blocks.shape[:-2]), blocks.shape[-2]
+    for i, count in _runs(rows, max(1, _PIECE // 32 // n // step) * step):
+        pairs = blocks.raw(i * n, count * n).reshape(count, n, 16)[first::step]
+        values = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(-1, n, 32)
+        codes = values[..., :16] | (values[..., 16:] << 4)
+        own = scales.raw(i, count).reshape(count, n, 1)[first::step]
+        yield np.concatenate((own, codes), axis=-1)
+
+
+# ---- The file --------------------------------------------------------------------------------------------------------
+
+
+class _Plan:
+    """What the file will be."""
+
+    def __init__(self, checkpoint: Checkpoint, type: str | None, pre: str | None) -> None:
+        self._checkpoint = checkpoint
+        self._about, self._config = _family(checkpoint)
+        self.architecture = self._about.architecture
+        stored = checkpoint.tensors()
+        found = self._named(stored)
+        self.type = type or _most(found)
+        made = [self._made(name, to, sources, stored) for name, (to, sources) in found.items()]
+        self.pooling = _pooling(checkpoint)
+        self._check_output(found, stored)
+        rope = ({}, {}) if "rope_theta" not in self._about.defaults else rope_settings.rope(self._config, self._about)
+        made += [Made(Tensor(n, "F32", v.shape), To(n), (), values=v) for n, v in rope[1].items()]
+        self.made = sorted(made, key=lambda m: _order(m.tensor.name))
+        self.tensors = [m.tensor for m in self.made]
+        own = {**self._common(), **rope[0], **self._windows(), **self._about.keys(self._config)}
+        self.keys = {
+            **self._general(),
+            **{f"{self.architecture}.{key}": value for key, value in own.items()},
+            **tokenizer_files.keys(checkpoint, self._n_rows(), pre),
+        }
+        if (count := self._config.value("type_vocab_size")) is not None:
+            self.keys["tokenizer.ggml.token_type_count"] = count
+        self._try()
+
+    # ---- Tensors ----
+
+    def _named(self, stored: dict[str, Stored]) -> dict[str, tuple[To, list[Stored]]]:
+        """By the file's names: what each is made of."""
+        stacks: dict[str, tuple[To, dict[int, Stored]]] = {}
+        for name, tensor in stored.items():
+            if any(fnmatchcase(name, pattern) for pattern in self._about.ignored):
+                continue
+            targets, numbers, suffix = self._targets(name)
+            for to in targets:
+                layer, number = (*numbers, 0, 0)[:2]
+                full = to.name.replace("{i}", str(layer))
+                full += "" if full.endswith((".weight", ".bias")) else suffix
+                _, stack = stacks.setdefault(full, (to, {}))
+                at = number if "{i}" in to.name else layer
+                if at in stack:
+                    raise ModelError(f"{name}: {full} is made of {stack[at].name} already; {AGAIN}")
+                stack[at] = tensor
+        found = {}
+        for full, (to, stack) in stacks.items():
+            if (missing := next((i for i in range(len(stack)) if i not in stack), None)) is not None:
+                raise ModelError(f"{next(iter(stack.values())).name}: number {missing} of its kind is missing; {AGAIN}")
+            found[full] = (to, [stack[i] for i in range(len(stack))])
+        if self._tied:
+            found.pop("output.weight", None)
+        return found
+
+    def _targets(self, name: str) -> tuple[tuple[To, ...], list[int], str]:
+        _, dot, last = name.rpartition(".")
+        suffix = dot + last if last in ("weight", "bias") else ""
+        tried = [name] + [name.removeprefix(p) for p in self._about.prefixes if name.startswith(p)]
+        tried += [f"model.{one}" for one in tried]
+        for one in tried:
+            for spelled, end in ((one, ""), (one.removesuffix(suffix), suffix)) if suffix else ((one, ""),):
+                numbers = [int(part) for part in spelled.split(".") if part.isdecimal() and len(part) < 6]
+                pattern, marks = [], iter(("{i}", "{e}"))
+                for part in spelled.split("."):
+                    pattern.append(next(marks, part) if part.isdecimal() and len(part) < 6 else part)
+                to = self._about.tensors.get(".".join(pattern))
+                if to is not None:
+                    return tuple(_to(one) for one in ((to,) if isinstance(to, (str, To)) else to)), numbers, end
+        raise ModelError(
+            f"{name}: has no place in a file of {self.architecture}, so the model would not be what it is; take another"
+        )
+
+    def _made(self, name: str, to: To, sources: list[Stored], stored: dict[str, Stored]) -> Made:
+        shape = list(sources[0].shape)
+        if any(s.shape != sources[0].shape for s in sources):
+            raise ModelError(f"{sources[-1].name}: has another shape than others of its kind; {AGAIN}")
+        scales = None
+        if to.scales is not None:
+            scales = stored.get(sources[0].name.rpartition(".mlp.")[0] + f".{to.scales}")
+            if scales is None or (scales.dtype, sources[0].dtype) != ("U8", "U8") or [*scales.shape, 16] != shape:
+                raise ModelError(f"{sources[0].name}: has no scales that fit its blocks; {AGAIN}")
+            shape = [*shape[:-2], shape[-2] * 32]
+        if to.transposed:
+            shape[-2:] = shape[:-3:-1]
+        axis = -1 if name.endswith(".bias") or len(shape) == 1 else -2
+        first, step = to.rows
+        if step > 1 and shape[axis] % step:
+            raise ModelError(f"{sources[0].name}: has {shape[axis]} rows, which do not go by {step}; {AGAIN}")
+        shape[axis] = len(range(first, shape[axis], step))
+        if "{e}" in name or len(sources) > 1:
+            shape = [len(sources), *shape]
+        head_dim = 0
+        if to.heads is not None:
+            heads = self._config.integer(to.heads, default=self._config.integer("num_attention_heads"))
+            head_dim = shape[0] // max(heads, 1)
+            if head_dim * heads != shape[0] or head_dim % 2:
+                raise ModelError(f"{sources[0].name}: {shape[0]} rows are no {heads} heads; {AGAIN}")
+        kind = "MXFP4" if scales is not None else self._kind(name, shape)
+        return Made(Tensor(name, kind, tuple(reversed(shape))), to, tuple(sources), scales, head_dim)
+
+    def _kind(self, name: str, shape: list[int]) -> str:
+        if len(shape) == 1 or name.endswith(".bias") or "norm" in name or name.endswith(_KEPT):
+            return "F32"
+        return TYPES[self.type][0]
+
+    @property
+    def _tied(self) -> bool:
+        return bool(self._config.value("tie_word_embeddings", default=False))
+
+    def _check_output(self, found: dict[str, Any], stored: dict[str, Stored]) -> None:
+        needed = "lm_head" in self._about.tensors and not self._tied and self.pooling is None
+        if needed and "output.weight" not in found:
+            raise ModelError(
+                f"lm_head.weight: missing, and config.json does not say that the embedding is used again; {AGAIN}"
+            )
+
+    # ---- Keys ----
+
+    def _general(self) -> dict[str, Any]:
+        mxfp4 = any(t.type == "MXFP4" for t in self.tensors)
+        keys: dict[str, Any] = {
+            "general.architecture": self.architecture,
+            "general.type": "model",
+            "general.name": _name(self._checkpoint),
+            "general.file_type": _MXFP4_FILE if mxfp4 else TYPES[self.type][1],
+            "general.quantization_version": 2,
+        }
+        if (license := _license(self._checkpoint)) is not None:
+            keys["general.license"] = license
+        return keys
+
+    def _common(self) -> dict[str, Any]:
+        config, rotated = self._config, "rope_theta" in self._about.defaults
+        keys: dict[str, Any] = {}
+        for key, names in _KEYS.items():
+            if config.value(*names) is not None:
+                keys[key] = config.integer(*names)
+        for key, names in _EPSILONS.items():
+            if config.value(*names) is not None:
+                keys[key] = config.number(*names)
+        if rotated or config.value("head_dim") is not None:
+            keys["attention.key_length"] = keys["attention.value_length"] = config.head_dim
+        if self.pooling is not None:
+            keys["pooling_type"] = self.pooling
+        return keys
+
+    def _windows(self) -> dict[str, Any]:
+        """The window, and which layers have it where that is not what a file means that says nothing."""
+        config, period = self._config, self._about.windows
+        n, window = config.integer("num_hidden_layers", "n_layer"), config.value("sliding_window")
+        types = config.value("layer_types")
+        assumed = [bool(period is not None and (period == 0 or i % period < period - 1)) for i in range(n)]
+        windowed = [t == "sliding_attention" for t in types] if isinstance(types, list) else assumed
+        if period is None or window is None or window == 0:
+            if isinstance(types, list) and any(windowed):
+                raise ModelError("config.json: layer_types: has windows, which this family has not; take another model")
+            return {}
+        if isinstance(types, list) and (len(types) != n or not set(types) <= {"sliding_attention", "full_attention"}):
+            raise ModelError(f"config.json: layer_types: {types!r:.60} is not supported; take another model")
+        keys: dict[str, Any] = {"attention.sliding_window": config.integer("sliding_window")}
+        if windowed != assumed:
+            keys["attention.sliding_window_pattern"] = windowed
+        return keys
+
+    def _n_rows(self) -> int:
+        embedding = next((t for t in self.tensors if t.name == "token_embd.weight"), None)
+        if embedding is None or len(embedding.shape) != 2:
+            raise ModelError(f"the embedding of tokens is missing; {AGAIN}")
+        return embedding.shape[1]
+
+    def _try(self) -> None:
+        """What is asked of a file when it is loaded, asked of one that is not there yet."""
+        try:
+            build_plan(cast(_core.Gguf, _Unwritten(self.keys, self.tensors)))
+        except ModelError as e:
+            raise ModelError(f"the file would not run: {str(e).removeprefix(': ')}") from None
+
+
+class _Unwritten:
+    """Looks like an open GGUF of these keys and tensors."""
+
+    path = ""
+
+    def __init__(self, keys: dict[str, Any], tensors: list[Tensor]) -> None:
+        self._keys, self.tensors = keys, tensors
+        self._index = {t.name: i for i, t in enumerate(tensors)}
+
+    def get(self, key: str) -> Any:
+        return self._keys.get(key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def length(self, key: str) -> int:
+        value = self._keys[key]
+        return len(value) if isinstance(value, list) else 1
+
+    def tensor_index(self, name: str) -> int:
+        return self._index.get(name, -1)
+
+
+def _to(target: str | To) -> To:
+    return To(target) if isinstance(target, str) else target
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    """As readers go through a file: what comes before the layers, each layer, and the end."""
+    parts = name.split(".")
+    if parts[0] == "blk":
+        return 1, int(parts[1]), name
+    return (2 if name.startswith("output") else 0), 0, name
+
+
+def _most(found: dict[str, tuple[To, list[Stored]]]) -> str:
+    """The type of most weights."""
+    counts = dict.fromkeys(FLOATS, 0)
+    for _, sources in found.values():
+        for source in sources:
+            if source.dtype in counts:
+                counts[source.dtype] += source.n_bytes
+    return max(counts, key=lambda dtype: counts[dtype]).lower()
+
+
+def _family(checkpoint: Checkpoint) -> tuple[About, Config]:
+    """The table of a checkpoint's family, and its config with the family's defaults."""
+    raw = checkpoint.config
+    names = raw.get("architectures")
+    known = checkpoints()
+    found = next((n for n in names if n in known), None) if isinstance(names, list) else None
+    if found is None:
+        raise ModelError(
+            f"config.json: architectures: {names!r:.80} is not supported; supported: {', '.join(sorted(known))}"
+        )
+    about = known[found]
+    inner = raw.get("text_config")
+    if isinstance(inner, dict):
+        raw = {**{k: v for k, v in raw.items() if k in ("tie_word_embeddings", "eos_token_id")}, **inner}
+    quantized = raw.get("quantization_config") or checkpoint.config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        if method != "mxfp4":
+            raise ModelError(
+                f"config.json: quantization_config: weights are quantized by {method!r:.40}, which is not converted; "
+                "get the checkpoint in F32, F16 or BF16"
+            )
+    for name, computed in about.computed.items():
+        value = raw.get(name)
+        value = about.defaults.get(name) if value is None else value
+        if value is not None and value not in computed:
+            raise ModelError(
+                f"config.json: {name}: {value!r:.40} is not supported for {about.architecture}; take another model"
+            )
+    return about, Config(raw, about.defaults)
+
+
+def _pooling(checkpoint: Checkpoint) -> int | None:
+    """pooling_type of a model of sentence-transformers; None: it is none."""
+    folder = next((path for kind, path in checkpoint.modules if kind == "Pooling"), None)
+    if folder is None:
+        return None
+    name = f"{folder}/config.json"
+    about = checkpoint.object(name)
+    modes = {mode for flag, mode in _POOLING_FLAGS.items() if about.get(flag)}
+    modes |= {about["pooling_mode"]} if isinstance(about.get("pooling_mode"), str) else set()
+    if len(modes) != 1 or not modes <= set(_POOLINGS):
+        raise ModelError(f"{name}: pooling by {sorted(modes)} is not supported, only by mean, cls or lasttoken")
+    return _POOLINGS[modes.pop()]
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """As the folder is called, or the repository whose snapshot in a cache it is."""
+    folder = checkpoint.folder.resolve()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name
+
+
+def _license(checkpoint: Checkpoint) -> str | None:
+    """What the model card's head says."""
+    lines = (checkpoint.text("README.md") or "").splitlines()
+    if lines[:1] != ["---"]:
+        return None
+    for line in lines[1:200]:
+        if line == "---":
+            return None
+        if line.startswith("license:"):
+            return line.partition(":")[2].strip(" '\"")[:80] or None
+    return None
