@@ -12,7 +12,7 @@ from dataclasses import replace
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.server.errors import ApiError
-from pyedge.server.schemas import Sampling
+from pyedge.server.schemas import Sampling, refused
 from pyedge.server.service import Service
 
 
@@ -43,6 +43,4 @@ def refusals(param: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = str(error)
-        too_long = "tokens" in text and ("context" in text or "KV cache" in text)
-        raise ApiError(400, text, param=param, code="context_length_exceeded" if too_long else None) from None
+        raise refused(error, param) from None

@@ -129,6 +129,7 @@ class _ErrorTask(ErrorTask):  # type: ignore[misc]
     """A request that no application sees: broken, too long, too large."""
 
     def execute(self) -> None:
+        self.channel.refused = True
         error = self.request.error
         self.status = f"{error.code} {error.reason}"
         self.response_headers.append(("Content-Type", "application/json"))
@@ -144,8 +145,28 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.receiving_since: float | None = None  # a request has come in part
+        self.refused = False  # what was sent is no request, and more of it may be under way
+        self.lingers_since: float | None = None  # all is said, and what still comes is thrown away
+
+    def readable(self) -> bool:
+        return self.lingers_since is not None or bool(super().readable())
+
+    def writable(self) -> bool:
+        return self.lingers_since is None and bool(super().writable())
+
+    def handle_write(self) -> None:
+        """Of a refused request the rest is read first: closing a socket with bytes unread would reset the connection,
+        and who sent them would never see why."""
+        if self.refused and self.close_when_flushed and not self.total_outbufs_len:
+            self.lingers_since = time.time()
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+            return
+        super().handle_write()
 
     def received(self, data: bytes) -> bool:
+        if self.lingers_since is not None:
+            return True
         answer: bool = super().received(data)
         if self.request is None:
             self.receiving_since = None
@@ -156,7 +177,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     def overdue(self, now: float, settings: Settings) -> bool:
         if self.total_outbufs_len and now - self.last_activity > settings.send_timeout:
             return True
-        return self.receiving_since is not None and now - self.receiving_since > settings.receive_timeout
+        since = self.receiving_since if self.lingers_since is None else self.lingers_since
+        return since is not None and now - since > settings.receive_timeout
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]

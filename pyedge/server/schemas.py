@@ -83,12 +83,22 @@ class Sampling(Body):
                 f"stop: {len(stops)} strings; at most {MAX_STOPS} of {MAX_STOP_CHARS} characters together",
                 param="stop",
             )
+        if not all(stops):
+            raise ApiError(400, "stop: a stop string has at least one character", param="stop")
         bias = None if self.logit_bias is None else {_token(key): value for key, value in self.logit_bias.items()}
         try:
             return SamplingParams(**{**given, "stop": tuple(stops), "logit_bias": bias, **others})
         except ValueError as error:
-            first = str(error).split(maxsplit=1)[0]
-            raise ApiError(400, str(error), param=first if first in type(self).model_fields else None) from None
+            raise refused(error) from None
+
+
+def refused(error: ValueError, param: str | None = None) -> ApiError:
+    """What is said of a wrong value in Python, which begins with the field's name if it is about one."""
+    text = str(error)
+    first = text.split(maxsplit=1)[0].rstrip(":")
+    too_long = "tokens" in text and ("context" in text or "KV cache" in text)
+    code = "context_length_exceeded" if too_long else None
+    return ApiError(400, text, param=first if first in Sampling.model_fields else param, code=code)
 
 
 def _token(key: str) -> int:
@@ -99,7 +109,7 @@ def _token(key: str) -> int:
 
 def read_body(kind: type[B]) -> B:
     """The request's body. Raises ApiError."""
-    data = request.get_data(cache=False)
+    data = request.get_data()
     try:
         raw = from_json(data, allow_inf_nan=False)
     except ValueError as error:
