@@ -57,10 +57,13 @@ def _line(noted: Record, who: str, status: int) -> str:
     if noted.requests:
         each = [r.metrics for r in noted.requests]
         parts += [
-            f"prompt_tokens={len(noted.requests[0].prompt_token_ids)}",
-            f"cached_tokens={sum(m.cached_tokens for m in each)}",
+            f"prompt_tokens={sum(len(r.prompt_token_ids) for r in noted.requests if r.index == 0)}",
+            f"cached_tokens={sum(r.metrics.cached_tokens for r in noted.requests if r.index == 0)}",
             f"output_tokens={sum(m.output_tokens for m in each)}",
         ]
+        queued = [m.queue_time for m in each if m.queue_time is not None]
+        if queued:
+            parts.append(f"queue={max(queued):.3f}")
         first = [m.ttft for m in each if m.ttft is not None]
         rest = [m.tpot for m in each if m.tpot is not None]
         if first:

@@ -59,14 +59,12 @@ class Ticket:
         self.added = False  # the engine has the requests
         self.closed = False  # nobody wants them any more
 
-    def events(self, gone: Callable[[], bool], deadline: float | None = None) -> Iterator[list[tuple[int, TokenEvent]]]:
+    def events(self, gone: Callable[[], bool]) -> Iterator[list[tuple[int, TokenEvent]]]:
         """Batches of (number of the request, event), as they come, until all requests have ended; an empty one each
-        POLL seconds without. gone: whether the client is. deadline: by time.monotonic(); TimeoutError after it."""
+        POLL seconds without. gone: whether the client is. Raises ClientGoneError, or EngineDownError."""
         while self._open:
             if gone():
                 raise ClientGoneError
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError("the request took longer than this server allows")
             batch: list[tuple[int, TokenEvent]] = []
             try:
                 event = self._queue.get(timeout=POLL)
@@ -76,8 +74,8 @@ class Ticket:
                         self._open.discard(event.request_id)
                     event = self._queue.get_nowait()
             except Empty:
-                if not batch and not self._loop.alive:
-                    raise EngineDownError("the engine has stopped") from None
+                if not batch and (trouble := self._loop.trouble) is not None:
+                    raise EngineDownError(trouble) from None
             yield batch
 
     def close(self) -> None:

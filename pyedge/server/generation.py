@@ -1,13 +1,13 @@
 """From the fields of a body to requests of the engine, checked before any of them runs.
 
-Owns what chat and completions have in common: prompts that fit, n answers to each, the seeds of these.
+Owns what chat and completions have in common: prompts that fit, n answers to each, how long they may take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
@@ -20,21 +20,17 @@ def make_requests(
     service: Service, body: Sampling, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Request]:
     """Requests for each prompt in turn, n for each. Raises ApiError."""
-    n = 1 if body.n is None else body.n
-    if not 1 <= n <= service.settings.max_choices:
-        raise ApiError(400, f"n: must be from 1 to {service.settings.max_choices}, not {n}", param="n")
-    if len(prompts) * n > service.places.n:
+    settings, engine = service.settings, service.loop.engine
+    if params.n > settings.max_choices:
+        raise ApiError(400, f"n: must be from 1 to {settings.max_choices}, not {params.n}", param="n")
+    if len(prompts) * params.n > service.places.n:
         raise ApiError(
-            400, f"{len(prompts)} prompts with n={n} are more than this server takes at once, {service.places.n}"
+            400, f"{len(prompts)} prompts with n={params.n} are more than this server takes at once, {service.places.n}"
         )
-    engine = service.loop.engine
+    deadline = None if settings.request_timeout is None else engine.clock() + settings.request_timeout
+    rules: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt, "deadline": deadline}
     with refusals("prompt"):
-        return [engine.request(prompt, _seeded(params, i), body.priority or 0) for prompt in prompts for i in range(n)]
-
-
-def _seeded(params: SamplingParams, i: int) -> SamplingParams:
-    """The rules of the i-th answer: with a seed, each answer has the next one."""
-    return params if params.seed is None or i == 0 else replace(params, seed=params.seed + i)
+        return [request for prompt in prompts for request in engine.requests(prompt, params, **rules)]
 
 
 @contextmanager

@@ -49,10 +49,13 @@ class Metrics:
         """A request of the engine has ended."""
         times = request.metrics
         self._ended.labels(request.finish_reason or "abort").inc()
-        self._prompt.inc(len(request.prompt_token_ids))
-        self._cached.inc(times.cached_tokens)
+        if request.index == 0:  # of n answers to a prompt, which is read once
+            self._prompt.inc(len(request.prompt_token_ids))
+            self._cached.inc(times.cached_tokens)
         self._generated.inc(times.output_tokens)
         self._preempted.inc(times.preemptions)
+        if times.queue_time is not None:
+            self._queue.observe(times.queue_time)
         if times.ttft is not None:
             self._ttft.observe(times.ttft)
         if times.tpot is not None:
@@ -78,10 +81,10 @@ class _Now(Collector):
         yield GaugeMetricFamily("pyedge_places_taken", "Sequences that run, wait or are read.", service.places.taken)
         if service.embeds:
             return
-        scheduler = service.llm.engine.scheduler
-        pool = scheduler.pool
-        yield GaugeMetricFamily("pyedge_requests_running", "Sequences that run.", len(scheduler.running))
-        yield GaugeMetricFamily("pyedge_requests_waiting", "Sequences that wait.", len(scheduler.waiting))
+        engine = service.llm.engine
+        pool = engine.scheduler.pool
+        yield GaugeMetricFamily("pyedge_requests_running", "Sequences that run.", engine.n_running)
+        yield GaugeMetricFamily("pyedge_requests_waiting", "Sequences that wait.", engine.n_waiting)
         yield GaugeMetricFamily("pyedge_kv_pages_total", "Pages of the KV cache.", pool.n_pages)
         yield GaugeMetricFamily("pyedge_kv_pages_used", "Pages that a sequence holds.", pool.n_used)
         yield GaugeMetricFamily("pyedge_kv_pages_cached", "Pages whose content can be found again.", pool.n_published)

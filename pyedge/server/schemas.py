@@ -73,7 +73,7 @@ class Sampling(Body):
         """The rules of the engine, with the defaults of its own."""
         names = (
             "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
-            "frequency_penalty", "max_tokens", "min_tokens", "seed", "ignore_eos",
+            "frequency_penalty", "max_tokens", "min_tokens", "seed", "ignore_eos", "n",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []

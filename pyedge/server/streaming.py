@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from flask import Response, jsonify, request
 
 from pyedge.engine.request import Request, TokenEvent
-from pyedge.errors import ModelError
+from pyedge.errors import DeadlineError, ModelError
 from pyedge.server import access
 from pyedge.server.engine_loop import ClientGoneError, EngineDownError, Ticket
 from pyedge.server.errors import ApiError
@@ -42,12 +42,11 @@ class Answer(Protocol):
         """All of it, as one document."""
 
 
-def usage(requests: Sequence[Request], n_prompts: int) -> dict[str, Any]:
-    """OpenAI's `usage` of requests for this many prompts: one that is answered n times is counted once."""
-    each = len(requests) // n_prompts
-    prompts = sum(len(r.prompt_token_ids) for r in requests[::each])
+def usage(requests: Sequence[Request]) -> dict[str, Any]:
+    """OpenAI's `usage`: a prompt that is answered n times is counted once."""
+    prompts = sum(len(r.prompt_token_ids) for r in requests if r.index == 0)
+    cached = sum(r.metrics.cached_tokens for r in requests if r.index == 0)
     written = sum(r.metrics.output_tokens for r in requests)
-    cached = sum(r.metrics.cached_tokens for r in requests[::each])
     return {
         "prompt_tokens": prompts,
         "completion_tokens": written,
@@ -103,9 +102,8 @@ class _Call:
     def batches(self) -> Iterator[list[tuple[int, TokenEvent]]]:
         """Events as they come. Raises ApiError for what ends all of it."""
         assert self._ticket is not None
-        limit = self._service.settings.request_timeout
         try:
-            for batch in self._ticket.events(self._gone, None if limit is None else time.monotonic() + limit):
+            for batch in self._ticket.events(self._gone):
                 for _, event in batch:
                     if event.error is not None:
                         raise _told(event.error)
@@ -113,8 +111,6 @@ class _Call:
         except ClientGoneError:
             self._record.gone = True
             raise ApiError(499, "the client went away") from None
-        except TimeoutError as error:
-            raise ApiError(503, str(error), code="timeout") from None
         except EngineDownError as error:
             raise ApiError(503, str(error), code="unavailable", retry_after=5) from None
 
@@ -159,6 +155,8 @@ class _Call:
 def _told(error: Exception) -> ApiError:
     if isinstance(error, ModelError):
         return ApiError(503, str(error), code="model_error")
+    if isinstance(error, DeadlineError):
+        return ApiError(503, str(error), code="timeout")
     if isinstance(error, ValueError):
         return ApiError(400, str(error))
     if isinstance(error, EngineDownError):

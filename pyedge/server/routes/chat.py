@@ -95,11 +95,11 @@ class ChatAnswer:
 
     def end(self) -> Iterator[Chunk]:
         if self._include_usage:
-            yield {**self._chunk_head, "choices": [], "usage": usage(self._requests, 1)}
+            yield {**self._chunk_head, "choices": [], "usage": usage(self._requests)}
 
     def whole(self) -> Chunk:
         choices = [self._choice(i) for i in range(len(self._requests))]
-        return {**self._head, "choices": choices, "usage": usage(self._requests, 1)}
+        return {**self._head, "choices": choices, "usage": usage(self._requests)}
 
     def _choice(self, i: int) -> dict[str, Any]:
         message = self._messages[i]

@@ -38,7 +38,7 @@ def completions() -> Response:
     with refusals("prompt"):
         prompts = [s.llm.encode(p if isinstance(p, str) else {"prompt_token_ids": p}) for p in given]
     requests = make_requests(s, body, prompts, params)
-    content = CompletionAnswer(s, body, requests, len(prompts))
+    content = CompletionAnswer(s, body, requests)
     if body.echo:
         content.echo(given)
     return answer(s, requests, content, stream=bool(body.stream))
@@ -47,10 +47,9 @@ def completions() -> Response:
 class CompletionAnswer:
     """One or several continuations, as chunks and as a whole."""
 
-    def __init__(self, s: Service, body: CompletionRequest, requests: list[Request], n_prompts: int) -> None:
+    def __init__(self, s: Service, body: CompletionRequest, requests: list[Request]) -> None:
         self._service = s
         self._requests = requests
-        self._n_prompts = n_prompts
         self._include_usage = body.include_usage
         self._n_top = body.logprobs
         self._texts = [""] * len(requests)
@@ -69,10 +68,10 @@ class CompletionAnswer:
 
     def echo(self, given: list[str | list[int]]) -> None:
         """Puts each prompt before its continuations."""
-        each = len(self._requests) // self._n_prompts
+        n = len(self._requests) // len(given)
         for i, prompt in enumerate(given):
-            requests = range(i * each, (i + 1) * each)
-            ids = self._requests[i * each].prompt_token_ids
+            requests = range(i * n, (i + 1) * n)
+            ids = self._requests[i * n].prompt_token_ids
             text = prompt if isinstance(prompt, str) else self._service.llm.tokenizer.decode(ids)
             known = None if self._n_top is None else _prompt_logprobs(self._service, ids, self._n_top)
             for index in requests:
@@ -80,8 +79,8 @@ class CompletionAnswer:
                 if known is not None:
                     detokenizer = self._service.llm.tokenizer.detokenizer(False, continues=False)
                     for token, (logprob, top) in zip(ids, known, strict=True):
-                        n = len(detokenizer.push(token)) if token < self._service.llm.tokenizer.n_vocab else 0
-                        self._spelling[index].add(entries, token, logprob, top, n)
+                        added = len(detokenizer.push(token)) if token < self._service.llm.tokenizer.n_vocab else 0
+                        self._spelling[index].add(entries, token, logprob, top, added)
                 self._note(index, text, entries)
                 self._echoed.append(self._chunk(index, text, entries))
 
@@ -99,7 +98,7 @@ class CompletionAnswer:
 
     def end(self) -> Iterator[Chunk]:
         if self._include_usage:
-            yield {**self._head, "choices": [], "usage": usage(self._requests, self._n_prompts)}
+            yield {**self._head, "choices": [], "usage": usage(self._requests)}
 
     def whole(self) -> Chunk:
         choices = [
@@ -111,7 +110,7 @@ class CompletionAnswer:
             }
             for i in range(len(self._requests))
         ]
-        return {**self._head, "choices": choices, "usage": usage(self._requests, self._n_prompts)}
+        return {**self._head, "choices": choices, "usage": usage(self._requests)}
 
     def _note(self, index: int, text: str, entries: dict[str, Any]) -> None:
         self._texts[index] += text
