@@ -157,6 +157,30 @@ static py::list get_bytes(const Gguf &g, std::string_view key) {
     return elements(kv, true);
 }
 
+// The strings of an array, and by index the bytes of those that are not UTF-8.
+static std::pair<py::list, py::dict> get_texts(const Gguf &g, std::string_view key) {
+    const pe_kv kv = find_or_raise(g, key);
+    if (kv.type != PE_GGUF_STRING || !kv.is_array)
+        raise_model_error(g.path() + ": " + std::string(key) + ": not an array of strings; convert the model again");
+    py::list out(static_cast<std::size_t>(kv.n));
+    py::dict raw;
+    const void *cursor = kv.data;
+    for (std::uint64_t i = 0; i < kv.n; i++) {
+        std::size_t len;
+        const char *s = pe_gguf_next_string(&cursor, &len);
+        const auto n = static_cast<Py_ssize_t>(len);
+        PyObject *item = PyUnicode_DecodeUTF8(s, n, nullptr);
+        if (!item && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
+            PyErr_Clear();
+            item = PyUnicode_DecodeUTF8(s, n, "replace");
+            raw[py::int_(i)] = py::bytes(s, len);
+        }
+        if (!item) throw py::error_already_set();
+        PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), item);
+    }
+    return {std::move(out), std::move(raw)};
+}
+
 static py::bytes packed(const Gguf &g, std::string_view key) {
     const pe_kv kv = find_or_raise(g, key);
     std::string out;
@@ -314,6 +338,8 @@ void bind_gguf(py::module_ &m) {
         .def("get", &get, py::arg("key"), py::arg("default") = py::none(),
              "The value as int, float, bool, str or a list of these; bytes that are not UTF-8 become U+FFFD.")
         .def("bytes", &get_bytes, py::arg("key"), "The strings of an array (or the one of a value) as they are.")
+        .def("texts", &get_texts, py::arg("key"),
+             "The strings of an array, and by index the bytes of those that are not UTF-8.")
         .def("packed", &packed, py::arg("key"), "The value as the file has it, to the byte, its type in front.")
         .def(
             "length", [](const Gguf &g, std::string_view key) { return find_or_raise(g, key).n; }, py::arg("key"),

@@ -35,10 +35,15 @@ py::bytes sentencepiece_model(const py::sequence &texts, const py::sequence &sco
     std::vector<pe_sentencepiece> pieces(text.size());
     std::string utf8;  // of all pieces. PyUnicode_AsUTF8AndSize would leave a copy with each str while it lives.
     for (std::size_t i = 0; i < pieces.size(); i++) {
-        const auto one = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(text[i]));
-        if (!one) throw py::error_already_set();
-        pieces[i].len = static_cast<std::size_t>(PyBytes_GET_SIZE(one.ptr()));
-        utf8.append(PyBytes_AS_STRING(one.ptr()), pieces[i].len);
+        if (PyUnicode_Check(text[i]) && PyUnicode_IS_COMPACT_ASCII(text[i])) {  // which is UTF-8 already
+            pieces[i].len = static_cast<std::size_t>(PyUnicode_GET_LENGTH(text[i]));
+            utf8.append(static_cast<const char *>(PyUnicode_DATA(text[i])), pieces[i].len);
+        } else {
+            const auto one = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(text[i]));
+            if (!one) throw py::error_already_set();
+            pieces[i].len = static_cast<std::size_t>(PyBytes_GET_SIZE(one.ptr()));
+            utf8.append(PyBytes_AS_STRING(one.ptr()), pieces[i].len);
+        }
         pieces[i].score = static_cast<float>(PyFloat_AsDouble(score[i]));
         const long number = PyLong_AsLong(type[i]);
         if (PyErr_Occurred()) throw py::error_already_set();

@@ -93,8 +93,8 @@ def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> to
 
     if not merges:
         raise ModelError("tokenizer.ggml.merges: empty or missing; a BPE model needs them, convert the model again")
-    texts, types = vocabulary.texts, vocabulary.types
-    plain = {text: i for i, text in enumerate(texts) if types[i] in _MERGED and i not in vocabulary.raw}
+    texts = vocabulary.texts
+    plain = _plain(vocabulary)
     settings: Any = {"ignore_merges": rules.whole_words, "byte_fallback": not rules.byte_level}
     pairs: Any = [merge.partition(" ")[::2] for merge in merges]
     if _too_long(merges, plain):
@@ -116,6 +116,18 @@ def cutter(patterns: tuple[str, ...], byte_level: bool) -> pre_tokenizers.PreTok
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
     to_bytes = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)] if byte_level else []
     return pre_tokenizers.Sequence([*cuts, *to_bytes])
+
+
+def _plain(vocabulary: Vocabulary) -> dict[str, int]:
+    """Ids of the texts that take part in merging; of twins, the last."""
+    texts, types, raw = vocabulary.texts, vocabulary.types, vocabulary.raw
+    plain = dict(zip(texts, range(len(texts)), strict=True))
+    others = {i for i in vocabulary.special if types[i] not in _MERGED} | raw.keys()
+    if len(plain) < len(texts):
+        return {text: i for i, text in enumerate(texts) if i not in others}
+    for i in others:
+        del plain[texts[i]]
+    return plain
 
 
 def _too_long(merges: list[str], plain: dict[str, int]) -> bool:

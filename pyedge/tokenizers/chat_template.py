@@ -13,13 +13,13 @@ messages into pieces itself could still join pieces; none known does.)
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from pyedge.tokenizers.vocabulary import longest_of
+from pyedge.tokenizers.vocabulary import TextFinder
 
 Message = Mapping[str, Any]
 
@@ -43,6 +43,7 @@ class ChatTemplate:
         """variables: what the template sees besides the messages (bos_token, ...)."""
         self.source = source
         self._control_texts = frozenset(control_texts)
+        self._control_finder = TextFinder(self._control_texts)
         self._variables = dict(variables)
 
     def render(
@@ -58,7 +59,7 @@ class ChatTemplate:
             "messages": [self._message(message, f"messages[{i}]") for i, message in enumerate(_list(messages))],
             "tools": _tools(tools),
         }
-        marks = _Marks(self._control_texts, _noncharacter(inputs))
+        marks = _Marks(self._control_texts, self._control_finder, _noncharacter(inputs))
         inputs = {key: marks.protect(value, key) for key, value in inputs.items()}
         return Prompt(self._run(inputs, marks.mark, add_generation_prompt), marks.mark)
 
@@ -220,11 +221,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class _Marks:
-    def __init__(self, control_texts: frozenset[str], mark: str) -> None:
+    def __init__(self, control_texts: frozenset[str], finder: TextFinder, mark: str) -> None:
         self.mark = mark
+        self._finder = finder
         self._any = len(control_texts) > 0
-        # The first character of each control text, found also where two overlap.
-        self._starts = re.compile(f"(?={longest_of(control_texts)}).", re.DOTALL) if self._any else None
         self._all = "\0".join(["", *control_texts, ""])
         self._longest = max(map(len, control_texts), default=0)
 
@@ -239,7 +239,9 @@ class _Marks:
         return value
 
     def _break(self, text: str) -> str:
-        return self._starts.sub(lambda m: m[0] + self.mark, text) if self._starts else text
+        """Puts a mark behind the first character of each control text, also where two overlap."""
+        cuts = [0, *(start + 1 for start in self._finder.starts(text)), len(text)]
+        return self.mark.join(text[a:b] for a, b in pairwise(cuts))
 
     def _protect_text(self, text: str, key: str) -> str:
         if key in ("role", "type"):  # templates compare these, and build tokens like <|user|> of a role

@@ -88,8 +88,9 @@ class SentencePieceTokenizer:
         vocabulary = self._vocabulary
         names, types = list(vocabulary.texts), list(vocabulary.types)
         of_bytes: dict[int, int] = {}
-        for i, kind in enumerate(types):
-            if kind in (TokenType.NORMAL, TokenType.UNUSED):
+        for i in vocabulary.special:
+            kind = types[i]
+            if kind == TokenType.UNUSED:
                 continue
             byte = byte_of(names[i]) if kind == TokenType.BYTE else None
             if byte is not None and of_bytes.setdefault(byte, i) == i:

@@ -17,7 +17,7 @@ from pyedge.errors import ModelError
 from pyedge.tokenizers import Tokenizer, pretokenizers
 from pyedge.tokenizers.bpe import BpeTokenizer
 from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
-from pyedge.tokenizers.vocabulary import longest_of
+from pyedge.tokenizers.vocabulary import TextFinder, longest_of
 
 Make = Callable[..., Tokenizer]
 
@@ -237,6 +237,19 @@ def test_longest_of(texts: list[str], text: str) -> None:
         here = [t for t in texts if text.startswith(t, start)]
         match = pattern.match(text, start)
         assert (match[0] if match else "") == max(here, key=len, default="")
+
+
+@given(st.lists(st.text(alphabet="ab<|", min_size=1, max_size=6), max_size=12, unique=True), st.text(alphabet="ab<|"))
+def test_text_finder(texts: list[str], text: str) -> None:
+    longest = [max((t for t in texts if text.startswith(t, i)), key=len, default="") for i in range(len(text))]
+    found, at = [], 0
+    for start, here in enumerate(longest):
+        if here and start >= at:
+            at = start + len(here)
+            found.append((start, at))
+    finder = TextFinder(texts)
+    assert list(finder.find_all(text)) == found
+    assert list(finder.starts(text)) == [start for start, here in enumerate(longest) if here]
 
 
 def test_longest_of_many_levels() -> None:
