@@ -100,7 +100,11 @@ class Commands(click.Group):
             if "logging" in sys.modules:
                 sys.modules["logging"].getLogger(__name__).debug("this is where it failed", exc_info=True)
             text = one_line(e)
-            raise Failure(in_options(text) if isinstance(e, (ValueError, MemoryError)) else text) from e
+            if isinstance(e, (ValueError, MemoryError)):
+                if ctx.invoked_subcommand == "serve":  # it has an option for this
+                    text = text.replace("kv_memory", "--kv-memory")
+                text = in_options(text)
+            raise Failure(text) from e
 
 
 def _log(ctx: click.Context, _: click.Parameter, value: bool) -> None:

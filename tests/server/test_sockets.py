@@ -155,7 +155,7 @@ def test_a_client_that_does_not_read(endless: Server) -> None:
     """Others go on, and after a while it is cut off."""
     with endless.connect() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = {"prompt": "the", "max_tokens": 50_000, "stream": True, "logprobs": 20}
+        body = {"prompt": "the", "max_tokens": 50_000, "stream": True, "logprobs": 64}
         s.sendall(post("/v1/completions", body))
         wait_until(lambda: endless.pages_used > 0)
         other = endless.post("/v1/completions", {"prompt": "the", "max_tokens": 4})
@@ -163,25 +163,30 @@ def test_a_client_that_does_not_read(endless: Server) -> None:
         wait_until(endless.at_rest, 20)
 
 
-@pytest.mark.parametrize(
-    "begun", [b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"]
-)
-def test_slowloris(endless: Server, begun: bytes) -> None:
+def test_slowloris(endless: Server) -> None:
     """Bytes that drip do not keep a connection open, nor does silence."""
-    with endless.connect() as s:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    sockets = [endless.connect() for _ in range(3)]
+    start = time.monotonic()
+    for s, begun in zip(sockets, (b"", b"GET /hea", head), strict=True):
         s.sendall(begun)
-        s.settimeout(0.2)
-        start = time.monotonic()
-        while True:
-            assert time.monotonic() - start < 5, "it is still open"
+        s.setblocking(False)
+    silent = sockets[0]
+    while sockets:
+        assert time.monotonic() - start < 5, "it is still open"
+        time.sleep(0.05)
+        for s in list(sockets):
             try:
-                if s.recv(100) == b"":
-                    break
-            except TimeoutError:
-                if begun:
-                    s.sendall(b"x")
+                if s is not silent:
+                    s.send(b"x")
+                over = s.recv(100) == b""
+            except BlockingIOError:
+                over = False
             except OSError:
-                break
+                over = True
+            if over:
+                s.close()
+                sockets.remove(s)
 
 
 def test_a_full_queue(endless: Server) -> None:
