@@ -83,10 +83,13 @@ class _Source:
         import tokenizers
 
         try:
-            return tokenizers.Tokenizer.from_str(self._checkpoint.text("tokenizer.json") or "")
+            library = tokenizers.Tokenizer.from_str(self._checkpoint.text("tokenizer.json") or "")
         except Exception as e:  # the library has no other
             said = " ".join(str(e).split())
             raise ModelError(f"tokenizer.json: cannot be read ({said:.120}); {AGAIN}, or update tokenizers") from e
+        library.no_padding()
+        library.no_truncation()
+        return library
 
     def vocabulary(self) -> Vocabulary:
         if self._model is not None:
@@ -161,8 +164,8 @@ class _Source:
         ends = [i for i in self.end_ids() if i < len(ids)]
         if ends:
             found.setdefault("eos", ends[0])
-        if vocabulary.model == "bert":
-            return {f"{name}_token_id": i for name, i in found.items() if name not in ("bos", "eos")}
+        if vocabulary.model == "bert":  # other programs know [CLS] and [SEP] by these names
+            found |= {theirs: found[ours] for theirs, ours in (("bos", "cls"), ("eos", "seperator")) if ours in found}
         begins, ends = self._frame(vocabulary.model, found)
         if len(begins) > 1 or len(ends) > 1:
             log.warning(
@@ -184,9 +187,8 @@ class _Source:
             at = next((i for i in range(len(whole)) if whole[i : i + len(inner)] == inner), 0)
             begins, ends = whole[:at], whole[at + len(inner) :]
         else:
-            unigram = model == "t5"
-            begins, ends = ([] if unigram else [ids[n] for n in ("bos",) if n in ids]), []
-            ends = [ids["eos"]] if unigram and "eos" in ids else []
+            begins = [ids["bos"]] if model != "t5" and "bos" in ids else []
+            ends = [ids["eos"]] if model != "llama" and "eos" in ids else []
         for name, flag in (("bos", self._config.get("add_bos_token")), ("eos", self._config.get("add_eos_token"))):
             if isinstance(flag, bool):
                 made = [ids[name]] if flag and name in ids else []

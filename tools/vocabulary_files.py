@@ -71,8 +71,7 @@ def from_sentencepiece(message: bytes) -> Vocabulary:
     """Of a tokenizer.model. Format: sentencepiece_model.proto of https://github.com/google/sentencepiece"""
     try:
         parts = list(_fields(message))
-        trainer: dict[int, Any] = {n: value for field, part in parts if field == 2 for n, value in _fields(part)}
-        normalizer: dict[int, Any] = {n: value for field, part in parts if field == 3 for n, value in _fields(part)}
+        trainer, normalizer = (dict(_fields(dict(parts)[field])) for field in (2, 3))
         pieces = [dict(_fields(part)) for field, part in parts if field == 1]
         texts = [str(piece[1], "utf-8") for piece in pieces]
         types = [int(piece.get(3, TokenType.NORMAL)) for piece in pieces]

@@ -109,7 +109,7 @@ _DEEPSEEK_V3 = PreTokenizer(_DEEPSEEK_3, cut=_BETWEEN_WORDS)
 _OF_WORDS = PreTokenizer((_BLOOM,), cut=_BETWEEN_WORDS)
 _OF_LINES = PreTokenizer((r"[^\n]+|\n+",), add_bos=True, byte_level=False, cut=_LINES)
 
-PRE_TOKENIZERS = {
+PRE_TOKENIZERS = {  # of names for the same rules, the best known one comes first
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "deepseek-coder": PreTokenizer(
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}"), cut=_BETWEEN_WORDS
@@ -130,11 +130,11 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer((_o200k(r"\p{N}", ""),), whole_words=True, add_bos=True),
     "viking": replace(_OF_WORDS, patterns=(_BLOOM, r"\p{N}")),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _CL100K),
-    **dict.fromkeys(("glm4", "glm5"), _GLM_4),
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
         _LLAMA_3,
     ),
+    **dict.fromkeys(("glm4", "glm5"), _GLM_4),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _O200K),
     **dict.fromkeys(
         (

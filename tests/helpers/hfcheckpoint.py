@@ -92,9 +92,8 @@ def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def write_tokenizer(folder: Path, n: int) -> None:
-    """One of bytes, as far as n tokens go: no merges that matter, and ids that text can have."""
-    characters = byte_characters()
-    common = [characters[b] for b in range(33, 33 + n - 1)]
+    """One of some bytes, n tokens at most: no merges that matter."""
+    common = byte_characters()[33 : min(32 + n, 127)]
     vocabulary = {text: i for i, text in enumerate([*common, "".join(common[:2])])}
     tokenizer = {
         "version": "1.0",
