@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -164,7 +164,7 @@ class Engine(Worker):
         if (biased := max(params.logit_bias or (), default=0)) >= self.n_vocab:
             raise ValueError(f"logit_bias: token {biased} is not in the vocabulary (0 to {self.n_vocab - 1})")
         if params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
+            params = replace(params, seed=int.from_bytes(os.urandom(8), "little") >> 1)
         group: list[Request] = []
         return [
             Request(

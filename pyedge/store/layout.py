@@ -13,11 +13,9 @@ or else the user's cache folder (each of its folders may be a link to another di
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,6 +70,8 @@ def folder_name(name: str) -> str:
         for b in name.encode("utf-8", "surrogateescape")
     )
     if len(keep) > _LONGEST:
+        import hashlib  # with tempfile 6 ms, which a model that is there does without
+
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
         keep = f"{keep[: _LONGEST - 21]}%-{digest[:19]}"  # no name is escaped to a `%-`
     return "%2E" + keep[1:] if keep.startswith(".") else keep
@@ -115,6 +115,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     with open(path, "rb") as f:
         while chunk := f.read(CHUNK):
@@ -150,6 +152,8 @@ class Workplace:
             raise no_space(self.name, free, needed, to_stay)
 
     def scratch_folder(self) -> Path:
+        import tempfile
+
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
 
