@@ -34,9 +34,9 @@ _ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Where a set's kernels find the headers that its own folder lacks.
 BASES = {"avxvnni": "avx2"}
 
-# Kernels that take another set's vocabulary, and only the flags from their own. Attention steps through heads and pages
-# by whole vectors, and both may be 8 wide.
-BORROWED = {("avx512", "attention"): "avx2", ("avx512", "kv"): "avx2"}
+# Kernels that take another set's vocabulary, and only the flags from their own. The cache is written and unpacked by
+# whole vectors, and heads and pages may be 8 wide.
+BORROWED = {("avx512", "kv"): "avx2"}
 
 # -fno-tree-ter: gcc otherwise sinks each product of a tile to its use, past the sixteen registers there are, and spills
 # them (98 vector accesses to the stack in the u4 tile of 4 tokens, 26 without, most of them outside its main loop).

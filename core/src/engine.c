@@ -166,7 +166,7 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     const size_t act_rows = tokens > gathered ? tokens : gathered, columns = (size_t)m->max_columns;
     const size_t chunks = ((size_t)o->max_pages_per_sequence * (size_t)o->page_size + PE_CHUNK - 1) / PE_CHUNK;
     const size_t unpack = columns * (size_t)m->kernels->lanes * sizeof(float);
-    const size_t attend = (size_t)pe_attention_scratch((int32_t)w.group) * sizeof(pe_partial);
+    const size_t attend = pe_attention_scratch((int32_t)w.group);
     size_t at = 0;
     e->step.pieces = part(base, &at, pieces * sizeof(pe_piece));
     e->step.first_token = part(base, &at, (pieces + 1) * sizeof(int32_t));

@@ -298,7 +298,7 @@ static void attend_item(void *ctx, int64_t item, int worker) {
     const int32_t n = j->r->s->pieces[lo].end - j->r->s->pieces[lo].start;
     const int32_t t0 = (tile - e->tile_start[lo]) * j->tokens_per_tile;
     j->r->k->attention(&a, head, t0, (int32_t)least(t0 + j->tokens_per_tile, n),
-                       (pe_partial *)(e->worker_scratch + (size_t)worker * e->worker_bytes));
+                       e->worker_scratch + (size_t)worker * e->worker_bytes);
 }
 
 // Pieces of one token, cut by chunks: item = ((piece, head), cut).
@@ -307,14 +307,14 @@ static pe_partial *partials_at(const attention_job *j, int64_t pair) {
 }
 
 static void chunks_item(void *ctx, int64_t item, int worker) {
-    (void)worker;
     const attention_job *j = ctx;
     const int64_t cuts = (j->max_chunks + SPLIT_CHUNKS - 1) / SPLIT_CHUNKS, pair = item / cuts;
     const int32_t piece = (int32_t)(pair / j->kv.n_kv_heads), head = (int32_t)(pair % j->kv.n_kv_heads);
     const pe_attention a = attention_of(j, piece);
     const int32_t n_chunks = a.start / PE_CHUNK + 1, c0 = (int32_t)(item % cuts) * SPLIT_CHUNKS;
     if (c0 >= n_chunks) return;
-    j->r->k->attention_chunks(&a, head, 0, c0, (int32_t)least(c0 + SPLIT_CHUNKS, n_chunks), partials_at(j, pair));
+    j->r->k->attention_chunks(&a, head, 0, c0, (int32_t)least(c0 + SPLIT_CHUNKS, n_chunks), partials_at(j, pair),
+                              j->r->e->worker_scratch + (size_t)worker * j->r->e->worker_bytes);
 }
 
 static void merge_item(void *ctx, int64_t item, int worker) {

@@ -12,9 +12,8 @@ enum {
     PE_MAX_HEAD_DIM = 256,
 };
 
-// Query rows (tokens x heads of a group) of one attention call, at most; its scratch holds these and one tile more.
+// Query rows (tokens x heads of a group) of one attention call, at most.
 static inline int32_t pe_attention_rows(int32_t group) { return group > 32 ? group : 32; }
-static inline int32_t pe_attention_scratch(int32_t group) { return pe_attention_rows(group) + 4; }  // in pe_partial
 
 // A matrix in panels: `lanes` output rows interleaved, so that one vector lane is one output row. A panel holds the
 // blocks of its rows in order of k; the layout inside a block is pack.c's, and known to the kernels alone.
@@ -83,9 +82,14 @@ static inline size_t pe_kv_head_bytes(int32_t type, int32_t head_dim, int32_t pa
 
 // The softmax state of one query row over some chunks: max score, sum of exp(score - max), and their weighted values.
 typedef struct pe_partial {
+    float acc[PE_MAX_HEAD_DIM];  // [head_dim], and up to a whole vector zeros
     float m, l;
-    float acc[PE_MAX_HEAD_DIM];  // [head_dim]
 } pe_partial;
+
+// Bytes that one attention call works in: a chunk's keys and values as floats, the state of its rows and a tile of four.
+static inline size_t pe_attention_scratch(int32_t group) {
+    return 2 * PE_MAX_HEAD_DIM * PE_CHUNK * sizeof(float) + ((size_t)pe_attention_rows(group) + 4) * sizeof(pe_partial);
+}
 
 typedef struct pe_attention {
     pe_kv_view kv;
@@ -152,12 +156,13 @@ typedef struct pe_kernels {
     // Writes the keys and values of one token at `position`. k, v: [n_kv_heads, head_dim]
     void (*kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
     // Attends for tokens [t0, t1) of a piece with the query heads of one KV head, over all their keys.
-    void (*attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch);
+    // scratch: pe_attention_scratch(group) bytes
+    void (*attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch);
     // The same cut by chunks, for long contexts and few queries: one partial per row for each chunk in [c0, c1) of the
     // one token t, at partials[chunk * group + row]; merged in chunk order by attention_merge. A chunk of which the token
     // sees nothing is left out.
     void (*attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
-                             pe_partial *partials);
+                             pe_partial *partials, void *scratch);
     void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
 
     // Passes over a row of n logits; see row.h. The same bits on every set.

@@ -513,7 +513,7 @@ typedef struct heads {
     int32_t tokens, length, group;
     const float *keys, *values;  // [length, n_kv_heads * head_dim]
     size_t kv_bytes;             // of k, and of v
-    pe_partial *scratch;
+    void *scratch;
 } heads;
 
 static int64_t token_width(const heads *h) { return (int64_t)h->a.n_heads * h->a.kv.head_dim; }
@@ -543,7 +543,7 @@ static void attend_in_chunks(const heads *h, int32_t t, pe_partial *partials, fl
     for (int32_t head = 0; head < a.kv.n_kv_heads; head++) {
         for (int32_t end = n_chunks, n = 1; end > 0; end -= n, n = 3 - n) {
             if (n > end) n = end;
-            h->k->attention_chunks(&a, head, t, end - n, end, partials);
+            h->k->attention_chunks(&a, head, t, end - n, end, partials, h->scratch);
         }
         h->k->attention_merge(&a, head, t, partials);
     }
@@ -621,7 +621,7 @@ static void check_attention(const pe_kernels *k, const vector_case *c) {
     h.a.q = floats(c, "q", h.tokens * h.a.ldq);
     h.keys = floats(c, "k", (int64_t)h.length * n_kv * dim);
     h.values = floats(c, "v", (int64_t)h.length * n_kv * dim);
-    h.scratch = take((size_t)pe_attention_scratch(h.group) * sizeof(pe_partial));
+    h.scratch = take(pe_attention_scratch(h.group));
     char where[160];
     memcpy(where, check_where, sizeof where);
     for (int32_t type = 0; type < PE_N_KV_TYPES; type++)

@@ -28,9 +28,11 @@ void PE_FN(add)(const float *a, const float *b, float factor, int64_t n, float *
 void PE_FN(scale)(const float *x, float factor, int64_t n, float *y);
 void PE_FN(softcap)(const float *x, float cap, int64_t n, float *y);
 void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
-void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *scratch);
+void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
+                      int64_t ld);
+void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch);
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
-                             pe_partial *partials);
+                             pe_partial *partials, void *scratch);
 void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
 bool PE_FN(row_max)(const float *x, int32_t n, float *block_max, float *max);
 double PE_FN(row_sum)(const float *x, int32_t n, float max, float sharpness);

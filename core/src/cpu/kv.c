@@ -1,4 +1,4 @@
-// Writes keys and values to the cache, a token at a time.
+// Writes keys and values to the cache, a token at a time, and reads them back as floats, a chunk at a time.
 #include <math.h>
 
 #include "kv.h"
@@ -96,5 +96,70 @@ void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, con
         case PE_KV_Q8_0: write_q8(kv, to_k, to_v, slot, k, v); break;
         default: write_q4(kv, to_k, to_v, slot, k, v); break;
         }
+    }
+}
+
+// ---- reading ---------------------------------------------------------------------------------------------------------
+
+// A page's keys of one head, slots [0, n), into to [head_dim, 64]. ahead: bytes from there to what will be read next.
+PE_INLINE void unpack_keys(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int64_t ahead, int n,
+                           float *to) {
+    const int64_t stride = kv_key_stride(type, kv->page_size);
+    const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, kv->head_dim, kv->page_size));
+    for (int i = 0; i < n; i += VL) {
+        const uint8_t *lane = from + i * (stride / kv->page_size);
+        vf scale = vf_zero();
+        for (int d = 0; d < kv->head_dim; d++) {
+            if (kv_has_scales(type) && d % PE_KV_BLOCK == 0)
+                scale = vf_load_f16(scales + d / PE_KV_BLOCK * kv->page_size + i);
+            if (i == 0) v_prefetch(lane + d * stride + ahead);
+            const vf k = kv_load_keys(type, lane, stride, d);
+            vf_store(to + d * PE_CHUNK + i, kv_has_scales(type) ? vf_mul(k, scale) : k);
+        }
+    }
+}
+
+// A page's values of one head, slots [0, n), into to [n, ld].
+PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int64_t ahead, int n,
+                             float *to, int64_t ld) {
+    const int64_t stride = kv_value_stride(type, kv->head_dim);
+    const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, kv->head_dim, kv->page_size));
+    for (int j = 0; j < n; j++, from += stride, to += ld) {
+        for (int64_t i = 0; i < stride; i += 64) v_prefetch(from + ahead + i);
+        vf scale = vf_zero();
+        for (int d = 0; d < kv->head_dim; d += VL) {
+            if (kv_has_scales(type) && d % PE_KV_BLOCK == 0)
+                scale = vf_set1(pe_f16_to_f32(scales[d / PE_KV_BLOCK * kv->page_size + j]));
+            const vf v = kv_load_values(type, from, d);
+            vf_store(to + d, kv_has_scales(type) ? vf_mul(v, scale) : v);
+        }
+        for (int64_t d = kv->head_dim; d < ld; d += VL) vf_store(to + d, vf_zero());
+    }
+}
+
+PE_INLINE void unpack(const int32_t type, const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys,
+                      float *values, int64_t ld) {
+    const int64_t bytes = (int64_t)pe_kv_head_bytes(type, kv->head_dim, kv->page_size);
+    const int32_t per_chunk = PE_CHUNK / kv->page_size, n = end - c * PE_CHUNK;
+    for (int32_t i = 0; i < per_chunk && i * kv->page_size < n; i++) {
+        const int32_t *page = kv->table + c * per_chunk + i;
+        const int64_t at = ((int64_t)*page * kv->n_kv_heads + head) * bytes;
+        const bool more = (i + per_chunk) * kv->page_size < n;
+        const int64_t ahead = more ? ((int64_t)page[per_chunk] - *page) * kv->n_kv_heads * bytes : 0;
+        const int first = i * kv->page_size, here = n - first < kv->page_size ? n - first : kv->page_size;
+        unpack_keys(type, kv, (const uint8_t *)kv->k + at, ahead, here, keys + first);
+        unpack_values(type, kv, (const uint8_t *)kv->v + at, ahead, here, values + first * ld, ld);
+    }
+}
+
+// Chunk c of the keys and values of one head, as far as key `end`, into keys [head_dim, 64] and values [64, ld]; the next
+// chunk is called for. Exact, whatever the type: an integer of 8 bits times a scale of 11 fits a float.
+void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
+                      int64_t ld) {
+    switch (kv->type) {
+    case PE_KV_F32: unpack(PE_KV_F32, kv, head, c, end, keys, values, ld); break;
+    case PE_KV_F16: unpack(PE_KV_F16, kv, head, c, end, keys, values, ld); break;
+    case PE_KV_Q8_0: unpack(PE_KV_Q8_0, kv, head, c, end, keys, values, ld); break;
+    default: unpack(PE_KV_Q4_0, kv, head, c, end, keys, values, ld); break;
     }
 }

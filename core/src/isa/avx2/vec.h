@@ -10,7 +10,7 @@
 
 #define PE_INLINE static inline __attribute__((always_inline))
 
-enum { VL = 8 };  // lanes
+enum { VL = 8, V_REGISTERS = 16 };  // lanes; registers that hold a vf
 
 typedef __m256 vf;
 typedef __m256i vi;

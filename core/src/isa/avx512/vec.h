@@ -10,7 +10,7 @@
 
 #define PE_INLINE static inline __attribute__((always_inline))
 
-enum { VL = 16 };  // lanes
+enum { VL = 16, V_REGISTERS = 32 };  // lanes; registers that hold a vf
 
 typedef __m512 vf;
 typedef __m512i vi;

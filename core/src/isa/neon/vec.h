@@ -11,7 +11,7 @@
 
 #define PE_INLINE static inline __attribute__((always_inline))
 
-enum { VL = 8 };  // lanes
+enum { VL = 8, V_REGISTERS = 16 };  // lanes; registers that hold a vf
 
 typedef struct vf {
     float32x4_t lo, hi;

@@ -13,7 +13,7 @@
 #define PE_INLINE static inline __attribute__((always_inline))
 #define PE_EACH for (int i_ = 0; i_ < VL; i_++)
 
-enum { VL = 8 };
+enum { VL = 8, V_REGISTERS = 16 };  // lanes; registers that hold a vf
 
 typedef struct vf {
     float x[VL];
