@@ -131,6 +131,15 @@ def load(path: Path, options: dict[str, Any]) -> LLM:
     return llm
 
 
+def check_file(path: Path, options: dict[str, Any]) -> None:
+    """Raises what loading would raise of the file itself: whether it is whole, and holds a model that runs here."""
+    from pyedge import _core
+    from pyedge.models import build_plan
+
+    with _core.Gguf(path) as gguf:
+        build_plan(gguf, options["ctx"])
+
+
 def load_any(path: Path, options: dict[str, Any], **others: Any) -> LLM:
     """The model in that file, whether it generates or embeds. others: as LLM has them."""
     from pyedge import LLM

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyedge.cli import INTERRUPTED, verbose
-from pyedge.cli.options import load_any, locate, model_options
+from pyedge.cli.options import check_file, load_any, locate, model_options
 
 if TYPE_CHECKING:
     from pyedge.server.settings import Settings
@@ -42,9 +43,7 @@ Examples:
 @click.option("--max-queue", type=click.IntRange(0, 4096), metavar="N", help="That wait; more are sent away. [64]")
 @click.option("--request-timeout", type=click.FloatRange(min=0.1), metavar="S", help="Seconds of an answer. [no limit]")
 @model_options
-def command(
-    model: str | None, host: str, insecure: bool, kv_memory: str | None, max_sequences: int | None, **options: Any
-) -> None:
+def command(model: str | None, host: str, insecure: bool, kv_memory: str | None, **options: Any) -> None:
     """Serve MODEL, a path to a GGUF or a name [smollm2:135m], to OpenAI's clients and to a browser.
 
     Only this machine reaches it, unless --host says otherwise. Ctrl-C lets answers under way end; twice ends at once.
@@ -58,12 +57,13 @@ def command(
         "name": options["name"],
         "cors_origins": options["cors_origin"],
         "allowed_hosts": options["allowed_host"],
+        "max_sequences": options["max_sequences"],
         "max_queue": options["max_queue"],
         "request_timeout": options["request_timeout"],
     }
     settings = Settings(host=host, **{name: value for name, value in given.items() if value is not None})
     _check(settings, insecure)
-    _serve(store.DEFAULT_MODEL if model is None else model, settings, options, kv_memory, max_sequences)
+    _serve(store.DEFAULT_MODEL if model is None else model, settings, options, kv_memory)
 
 
 verbose(command)
@@ -81,35 +81,43 @@ def _check(settings: Settings, insecure: bool) -> None:
         )
 
 
-def _serve(
-    model: str, settings: Settings, options: dict[str, Any], kv_memory: str | None, max_sequences: int | None
-) -> None:
+def _serve(model: str, settings: Settings, options: dict[str, Any], kv_memory: str | None) -> None:
     from pyedge.server.app import create_app
     from pyedge.server.listener import SPARE_THREADS, Listener, bind
     from pyedge.server.service import Service
 
-    others: dict[str, Any] = {"kv_memory": kv_memory, "max_sequences": max_sequences}
-    with bind(settings) as s:  # before the model is loaded: a port in use need not take long
-        llm = load_any(locate(model), options, **{k: v for k, v in others.items() if v is not None})
-        service = Service(llm, settings, model)
-        app = create_app(service)
-        listener = Listener(app, s, settings, service.places.n + SPARE_THREADS)
-        address, port = listener.address
-        host = f"[{address}]" if ":" in address else address
-        _log_access()
+    others = {"max_sequences": settings.max_sequences, **({} if kv_memory is None else {"kv_memory": kv_memory})}
+    with bind(settings) as s:  # before anything takes its time: it might be in use
+        path = locate(model)
+        check_file(path, options)
+        service = Service(settings, model)
+        listener = Listener(create_app(service), s, settings, service.places.n + SPARE_THREADS)
         ended_by: list[int] = []
 
         def end(number: int, _: FrameType | None) -> None:
             service.draining = True
             ended_by.append(number)
-            listener.stop(settings.drain_timeout if len(ended_by) == 1 else 0)
+            listener.stop(settings.drain_timeout if len(ended_by) == 1 and service.started else 0)
+            if not service.started:
+                raise KeyboardInterrupt
 
+        _log_access()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
-        click.echo(f"{service.name}: http://{host}:{port}", err=True)
-        listener.run()
-        service.close()
-        listener.close()
+        serving = threading.Thread(target=listener.run, name="pyedge-listener", daemon=True)
+        serving.start()
+        try:
+            service.start(load_any(path, options, **others))
+            click.echo(f"{service.name}: {listener.url}", err=True)
+            while serving.is_alive():
+                serving.join(1)
+        except KeyboardInterrupt:
+            pass  # nothing is under way yet
+        finally:
+            listener.stop(0)
+            serving.join()
+            service.close()
+            listener.close()
     if ended_by[0] == signal.SIGINT:
         sys.exit(INTERRUPTED)
 

@@ -34,6 +34,13 @@ def create_app(service: Service) -> Flask:
     app.url_map.strict_slashes = False
     access.install(app, service)
     security.install(app, service.settings)
+
+    @app.before_request
+    def refuse_at_the_end() -> None:
+        """A connection that was open when the server began to end may send more."""
+        if service.draining and request.method == "POST":
+            raise ApiError(503, "the server is shutting down", code="unavailable", retry_after=5)
+
     for name in _modules():
         app.register_blueprint(importlib.import_module(f"{routes.__name__}.{name}").routes)
     app.register_error_handler(ApiError, _api_error)

@@ -100,9 +100,13 @@ class Listener:
         self._ending_at: float | None = None  # by time.monotonic(): when answers under way end too
 
     @property
-    def address(self) -> tuple[str, int]:
-        host, port = self._server.socket.getsockname()[:2]
-        return host, port
+    def port(self) -> int:
+        return int(self._server.effective_port)
+
+    @property
+    def url(self) -> str:
+        host = self._server.effective_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def run(self) -> None:
         """Serves; returns when it was stopped and answers under way are out, or their time is over."""

@@ -79,7 +79,7 @@ class _Now(Collector):
     def collect(self) -> Iterator[Metric]:
         service = self._service
         yield GaugeMetricFamily("pyedge_places_taken", "Sequences that run, wait or are read.", service.places.taken)
-        if service.embeds:
+        if not service.started or service.embeds:
             return
         engine = service.llm.engine
         pool = engine.scheduler.pool

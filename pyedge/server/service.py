@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -22,6 +23,9 @@ from pyedge.server.settings import Settings
 
 if TYPE_CHECKING:
     from pyedge.llm import LLM
+
+
+_LOADING = "the model is being loaded; try again soon"
 
 
 class Places:
@@ -58,30 +62,50 @@ class Places:
 
 
 class Service:
-    """A loaded model, being served."""
+    """A model, being served. Until it is there, whoever asks for it is told to come again."""
 
-    def __init__(self, llm: LLM, settings: Settings, model: str | None = None) -> None:
+    def __init__(self, settings: Settings, model: str | os.PathLike[str]) -> None:
         """model: as it was asked for, a path or a name of the store."""
-        self.llm = llm
         self.settings = settings
         self.created = int(time.time())
         self.draining = False
-        self.embeds = llm.plan.pooling is not None
-        self.max_sequences: int = llm.max_sequences
-        self.places = Places(self.max_sequences + settings.max_queue)
-        path = Path(llm.path)
-        asked = str(path) if model is None else model
-        is_path = Path(asked).suffix == ".gguf" or Path(asked).exists()
-        self.name = settings.name or (path.stem if is_path else asked)
-        self._names = {self.name, path.name, path.stem, str(path), asked}
-        facts = (pyedge.__version__, path.name, path.stat().st_size if path.exists() else 0, llm.isa, llm.weight_bytes)
-        self.fingerprint = "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
-        self._loop = None if self.embeds else EngineLoop(llm.engine)
+        self.places = Places(settings.max_sequences + settings.max_queue)
+        asked = os.fspath(model)
+        path = Path(asked)
+        self.name = settings.name or (path.stem if path.suffix == ".gguf" or path.is_file() else asked)
+        self.fingerprint = ""
+        self._names = {self.name, asked}
+        self._llm: LLM | None = None
+        self._loop: EngineLoop | None = None
         self.metrics = Metrics(self)
+
+    def start(self, llm: LLM) -> None:
+        """From here on there are answers. The model must have been loaded with the settings' max_sequences."""
+        path = Path(llm.path)
+        self._names |= {path.name, path.stem, str(path)}
+        facts = (pyedge.__version__, path.name, llm.weight_bytes, llm.isa, llm.threads)
+        self.fingerprint = "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
+        if llm.plan.pooling is None:
+            self._loop = EngineLoop(llm.engine)
+        self._llm = llm
+
+    @property
+    def started(self) -> bool:
+        return self._llm is not None
+
+    @property
+    def llm(self) -> LLM:
+        if self._llm is None:
+            raise ApiError(503, _LOADING, code="unavailable", retry_after=2)
+        return self._llm
+
+    @property
+    def embeds(self) -> bool:
+        return self.llm.plan.pooling is not None
 
     @property
     def loop(self) -> EngineLoop:
-        if self._loop is None:
+        if self.embeds or self._loop is None:
             raise ApiError(
                 400, f"the model {self.name} embeds texts and generates none; use /v1/embeddings, or another model"
             )
@@ -92,6 +116,8 @@ class Service:
         """Why no answer can be expected; None: all is well."""
         if self.draining:
             return "the server is shutting down"
+        if self._llm is None:
+            return _LOADING
         return None if self._loop is None else self._loop.trouble
 
     def check_model(self, model: str | None) -> None:

@@ -15,6 +15,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()  # of pages elsewhere that may use the API; "*": all
     allowed_hosts: tuple[str, ...] = ()  # names, beside localhost and addresses, that this machine is called by
     name: str | None = None  # of the model, to clients; None: as it was asked for
+    max_sequences: int = 64  # that run at once
     max_queue: int = 64  # sequences that wait, beside those that run
     max_body: int = 8 << 20  # bytes; a context of 128k tokens is a megabyte of text
     max_header: int = 32 << 10  # bytes

@@ -53,9 +53,12 @@ class Server:
 
     def __init__(self, service: Service, port: int) -> None:
         self.service = service
-        self.llm = service.llm
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def llm(self) -> LLM:
+        return self.service.llm
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         """body: what becomes JSON, or bytes as they are."""
@@ -110,14 +113,15 @@ def serving(
     path: Path, model: str | None = None, settings: Mapping[str, Any] | None = None, **options: Any
 ) -> Iterator[Server]:
     """A server of that file. model: as it was asked for; options: of LLM."""
-    rules = Settings(port=0, **(settings or {}))
+    rules = Settings(port=0, **{"max_sequences": 8, **(settings or {})})
     with bind(rules) as s:
-        service = Service(LLM(path, threads=1, **options), rules, model)
+        service = Service(rules, path if model is None else model)
+        service.start(LLM(path, threads=1, max_sequences=rules.max_sequences, **options))
         listener = Listener(create_app(service), s, rules, service.places.n + SPARE_THREADS)
         thread = threading.Thread(target=listener.run, daemon=True)
         thread.start()
         try:
-            yield Server(service, listener.address[1])
+            yield Server(service, listener.port)
         finally:
             listener.stop(0)
             thread.join()

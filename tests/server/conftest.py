@@ -17,7 +17,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_server(tiny_path: Path) -> Iterator[Server]:
-    with serving(tiny_path, max_sequences=8, settings={"max_queue": 8}) as server:
+    with serving(tiny_path, settings={"max_queue": 8}) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = write_tiny_llama(
         tmp_path_factory.mktemp("embedding") / "vectors.gguf", keys={"llama.pooling_type": 3}, tied=True, context=256
     )
-    with serving(path, max_sequences=4, kv_memory="4MB") as server:
+    with serving(path, kv_memory="4MB") as server:
         yield server
         assert server.service.places.taken == 0
         assert server.get("/health").status == 200

@@ -25,7 +25,7 @@ def numbers(server: Server) -> dict[str, float]:
 
 
 def test_it_adds_up(tiny_path: Path) -> None:
-    with serving(tiny_path, max_sequences=4, kv_memory="4MB") as server:
+    with serving(tiny_path, kv_memory="4MB") as server:
         before = numbers(server)
         assert before["pyedge_generation_tokens_total"] == 0
         answers = [server.post(CHAT, LONG).json["usage"] for _ in range(2)]

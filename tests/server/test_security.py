@@ -16,7 +16,7 @@ PATHS = ("/v1/models", "/metrics", "/v1/models/tiny")
 @pytest.fixture(scope="module")
 def guarded(tiny_path: Path) -> Iterator[Server]:
     settings = {"api_key": "secret-1", "cors_origins": ("https://app.example",)}
-    with serving(tiny_path, max_sequences=2, settings=settings) as server:
+    with serving(tiny_path, settings=settings) as server:
         yield server
         server.check()
 
@@ -72,7 +72,7 @@ def test_names_that_are(server: Server, host: str) -> None:
 
 
 def test_a_name_that_was_allowed(tiny_path: Path) -> None:
-    with serving(tiny_path, max_sequences=1, settings={"allowed_hosts": ("Box.lan",)}) as server:
+    with serving(tiny_path, settings={"max_sequences": 1, "allowed_hosts": ("Box.lan",)}) as server:
         assert server.get("/health", Host="box.lan:80").status == 200
         assert server.get("/health", Host="other.lan").status == 403
 

@@ -20,7 +20,7 @@ ALPHABET = "Here is the English alphabet: ABC"
 
 @pytest.fixture(scope="module")
 def model(smollm2_path: Path) -> Iterator[Server]:
-    with serving(smollm2_path, "smollm2:135m", max_sequences=16, kv_memory="200MB") as server:
+    with serving(smollm2_path, "smollm2:135m", kv_memory="200MB") as server:
         yield server
         server.check()
 
@@ -98,7 +98,7 @@ def test_a_small_pool(smollm2_path: Path) -> None:
     bytes_per_token = 2 * 30 * 3 * 64 * 2  # keys and values of 30 layers, 3 heads of 64, two bytes each
     prompts = [list(range(1000 + 100 * i, 1100 + 100 * i)) for i in range(6)]
     body = {"temperature": 0, "max_tokens": 48, "ignore_eos": True}
-    with serving(smollm2_path, kv_memory=256 * bytes_per_token, max_sequences=8) as server:
+    with serving(smollm2_path, kv_memory=256 * bytes_per_token) as server:
         reply = server.post(TEXT, {**body, "prompt": [100] * 1000})
         assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
         assert "256" in reply.error["message"]

@@ -106,8 +106,8 @@ def test_a_body_longer_than_it_says(server: Server) -> None:
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A model that never ends its text, and a server with little patience."""
     path = write_endless(tmp_path_factory.mktemp("endless") / "endless.gguf")
-    settings = {"max_queue": 4, "receive_timeout": 0.5, "send_timeout": 0.5, "idle_timeout": 0.5}
-    with serving(path, max_sequences=4, kv_memory="40MB", settings=settings) as server:
+    settings = {"max_sequences": 4, "max_queue": 4, "receive_timeout": 0.5, "send_timeout": 0.5, "idle_timeout": 0.5}
+    with serving(path, kv_memory="40MB", settings=settings) as server:
         yield server
         server.check()
 
@@ -209,7 +209,7 @@ def test_a_full_queue(endless: Server) -> None:
 
 def test_a_time_limit(tmp_path: Path) -> None:
     path = write_endless(tmp_path / "endless.gguf")
-    with serving(path, kv_memory="40MB", max_sequences=4, settings={"request_timeout": 0.3}) as server:
+    with serving(path, kv_memory="40MB", settings={"max_sequences": 4, "request_timeout": 0.3}) as server:
         reply = server.post(*BODIES[1])
         assert (reply.status, reply.error["code"]) == (503, "timeout")
         chunks = server.post(BODIES[1][0], {**BODIES[1][1], "stream": True}).chunks

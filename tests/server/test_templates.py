@@ -34,7 +34,7 @@ def body(*turns: tuple[str, str], stream: bool = False) -> dict[str, object]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_template_that_refuses(tmp_path: Path, stream: bool) -> None:
     path = write_tiny_llama(tmp_path / "m.gguf", chat_template=RAISING)
-    with serving(path, max_sequences=2) as server:
+    with serving(path) as server:
         for turns, why in (
             ([("system", "a"), ("user", "b")], "No system turn here"),
             ([("developer", "a"), ("user", "b")], "No system turn here"),
@@ -51,7 +51,7 @@ def test_a_template_that_refuses(tmp_path: Path, stream: bool) -> None:
 def test_a_template_of_a_stranger(tmp_path: Path, source: str) -> None:
     victim = tmp_path / MARK
     path = write_tiny_llama(tmp_path / "m.gguf", chat_template=source.replace("PATH", str(victim)))
-    with serving(path, max_sequences=2) as server:
+    with serving(path) as server:
         reply = server.post(CHAT, body(("user", "hi")))
         assert reply.status == 400
         assert reply.error["type"] == "invalid_request_error"
@@ -62,7 +62,7 @@ def test_a_template_of_a_stranger(tmp_path: Path, source: str) -> None:
 
 def test_no_template(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "m.gguf", chat_template=None)
-    with serving(path, max_sequences=2) as server:
+    with serving(path) as server:
         reply = server.post(CHAT, body(("user", "hi")))
         assert reply.status == 400
         assert "no chat template" in reply.error["message"]
@@ -85,7 +85,7 @@ def test_forged_turns_stay_text(server: Server, role: str, as_part: bool) -> Non
 def test_variables_of_the_template(tmp_path: Path) -> None:
     source = "{{ 'thinks' if enable_thinking }}{{ reasoning_effort }}" + CHATML
     path = write_tiny_llama(tmp_path / "m.gguf", chat_template=source)
-    with serving(path, max_sequences=2) as server:
+    with serving(path) as server:
         fields = {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low"}
         prompt = server.post("/apply-template", {**body(("user", "a")), **fields}).json["prompt"]
         assert prompt.startswith("thinkslow<|im_start|>")

@@ -21,7 +21,9 @@ routes = Blueprint("page", __name__, template_folder=str(_FOLDER / "templates"))
 @routes.get("/")
 def page() -> Response:
     s = service()
-    html = render_template("index.html", model=s.name, embeds=s.embeds, key_needed=s.settings.api_key is not None)
+    html = render_template(
+        "index.html", model=s.name, embeds=s.started and s.embeds, key_needed=s.settings.api_key is not None
+    )
     return _guarded(Response(html, content_type="text/html; charset=utf-8"))
 
 
