@@ -119,7 +119,7 @@ class _Source:
     def recognised(self) -> str:
         assert self.library is not None
         normalizer = self._json.get("normalizer")
-        if normalizer is not None and self.library.normalizer.normalize_str(" aB.1") != " aB.1":
+        if normalizer is not None and any(self.library.normalizer.normalize_str(text) != text for text in _SAMPLES):
             raise ModelError(
                 "tokenizer.json: its normalizer changes plain text, which is not supported for BPE of bytes"
             )
@@ -213,9 +213,9 @@ def _end_everywhere(found: dict[str, Any], ends: list[int]) -> None:
     """Ends that a reader of the file would not see by their texts get the keys that are left."""
     prefix = "tokenizer.ggml."
     left = [f"{prefix}{name}_token_id" for name in ("eot", "eom") if f"{prefix}{name}_token_id" not in found]
-    n = len(found[f"{prefix}tokens"])
+    n, seen = len(found[f"{prefix}tokens"]), Read.from_gguf(found).end_ids
     for token in ends:
-        if token < n and token not in Read.from_gguf(found).end_ids:
+        if token < n and token not in seen:
             if not left:
                 log.warning("generation_config.json: no key is left to say that token %d ends a generation", token)
                 return

@@ -177,3 +177,69 @@ def as_before_5(config: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type", "default") != "default":
         config["rope_scaling"] = {("type" if k == "rope_type" else k): v for k, v in rope.items()}
     return config
+
+
+# ---- From a GGUF -----------------------------------------------------------------------------------------------------
+
+_OF_LLAMA = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def from_llama(path: Path, folder: Path, pre_tokenizer: Mapping[str, Any]) -> Path:
+    """The checkpoint that a file of llama could come from, its weights unpacked to F32. pre_tokenizer: as in its
+    tokenizer.json, which the file does not spell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    reader = gguf.GGUFReader(path)
+    keys = {name: field.contents() for name, field in reader.fields.items()}
+    heads, kv_heads = (keys[f"llama.attention.head_count{kv}"] for kv in ("", "_kv"))
+    names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    tensors = {}
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        _, layer, *rest = [*tensor.name.split("."), ""]
+        if tensor.name.startswith("blk."):
+            names[tensor.name] = f"model.layers.{layer}.{_OF_LLAMA[rest[0]]}.weight"
+        if rest[0] in ("attn_q", "attn_k"):  # neighbours become halves again
+            n = heads if rest[0] == "attn_q" else kv_heads
+            values = values.reshape(n, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        tensors[names[tensor.name]] = values
+    write_weights(folder, tensors, n_shards=3)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "vocab_size": len(keys["tokenizer.ggml.tokens"]), "hidden_size": keys["llama.embedding_length"],
+        "intermediate_size": keys["llama.feed_forward_length"], "num_hidden_layers": keys["llama.block_count"],
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "tie_word_embeddings": True,
+        "max_position_embeddings": keys["llama.context_length"], "rope_theta": keys["llama.rope.freq_base"],
+        "rms_norm_eps": keys["llama.attention.layer_norm_rms_epsilon"], "rope_scaling": None,
+    }  # fmt: skip
+    write_json(folder / "config.json", config)
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": tokens[i], "special": True, **dict.fromkeys(_FLAGS, False)}
+            for i, kind in enumerate(types)
+            if kind == gguf.TokenType.CONTROL
+        ],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "vocab": {text: i for i, text in enumerate(tokens)}, "merges": keys["tokenizer.ggml.merges"],
+        },
+    }  # fmt: skip
+    write_json(folder / "tokenizer.json", tokenizer)
+    ids = {name: keys.get(f"tokenizer.ggml.{key}_token_id") for name, key in _IDS.items()}
+    write_json(folder / "tokenizer_config.json", {name: tokens[i] for name, i in ids.items() if i is not None})
+    (folder / "chat_template.jinja").write_text(keys["tokenizer.chat_template"], encoding="utf-8")
+    return folder
+
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
