@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden import MODELS, Golden, perplexity
-
-import pyedge
-from pyedge import store
+from golden import MODELS, Golden, perplexity_of
 
 TEXT = Path(__file__).parents[2] / "shared" / "golden" / "eval_en.txt"  # not ours to copy
 
@@ -19,7 +16,6 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(not TEXT.exists(), reason="th
 @pytest.mark.parametrize("golden", MODELS, ids=lambda golden: golden.name)
 def test_perplexity(golden: Golden, precision: str) -> None:
     tolerance = {"f32": 0.01, "fast": 0.005 * golden.eval_ppl}[precision]
-    with pyedge.LLM(store.resolve(golden.name, pull=True), precision=precision, max_model_len=1024) as llm:
-        found = perplexity(golden, llm, TEXT.read_text(encoding="utf-8"))
+    found = perplexity_of(golden, TEXT.read_text(encoding="utf-8"), precision)
     print(f"{golden.name} {precision}: {found:.4f}")
     assert found == pytest.approx(golden.eval_ppl, abs=tolerance)

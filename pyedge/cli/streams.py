@@ -64,6 +64,17 @@ def read_input() -> str:
     return text
 
 
+def text_in(path: str) -> str:
+    """All of a file of text; `-`: of standard input."""
+    if path == "-":
+        return read_input()
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path}: byte {e.start} is not UTF-8; give text in that encoding") from None
+
+
 def print_json(document: Any) -> None:
     """One document on standard output: in UTF-8 in every locale, and a path's bytes that are none as escapes."""
     import json

@@ -64,9 +64,16 @@ def consent(accepted: bool = False) -> Consent:
 
 
 @contextmanager
-def download_bar(what: str) -> Iterator[Progress | None]:
+def count_bar(what: str) -> Iterator[Progress | None]:
+    """A progress callback for what is counted one by one; None where standard error is no terminal."""
+    with download_bar(what, counted=True) as progress:
+        yield progress
+
+
+@contextmanager
+def download_bar(what: str, counted: bool = False) -> Iterator[Progress | None]:
     """A progress callback that draws a bar on standard error from its first call on; None where that is no terminal.
-    Meanwhile, who ends this process ends the one that downloads for it, too."""
+    Meanwhile, who ends this process ends the one that downloads for it, too. counted: not bytes."""
     with ExitStack() as stack:
         stack.enter_context(_ended_by_signals())
         if not sys.stderr.isatty() or dumb():
@@ -77,7 +84,7 @@ def download_bar(what: str) -> Iterator[Progress | None]:
         def progress(done: int, total: int) -> None:
             nonlocal update
             if update is None:
-                update = stack.enter_context(_bar(what))
+                update = stack.enter_context(_bar(what, counted))
             update(done, total)
 
         yield progress
@@ -101,17 +108,12 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Progress]:
+def _bar(what: str, counted: bool) -> Iterator[Progress]:
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
+    amount = [progress.MofNCompleteColumn()] if counted else [progress.DownloadColumn(), progress.TransferSpeedColumn()]
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), *amount, progress.TimeRemainingColumn())
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
