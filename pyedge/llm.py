@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,10 +23,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyedge import _core, store
 from pyedge.engine.embedder import Embedder
 from pyedge.engine.engine import MAX_PER_STEP, Engine, EngineConfig
+from pyedge.engine.pace import StepCost
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams, shown
 from pyedge.engine.token_ids import checked_ids
-from pyedge.models import build_plan
+from pyedge.models import Plan, build_plan
 from pyedge.tokenizers import Tokenizer
 from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
 
@@ -134,7 +136,7 @@ class LLM:
         with _core.Gguf(self.path) as gguf, ThreadPoolExecutor(1) as other_thread:
             # Packing weights leaves Python free meanwhile, and reading a vocabulary keeps one core busy.
             tokenizer = other_thread.submit(Tokenizer.from_gguf, gguf, pre)
-            self.plan = build_plan(gguf, max_model_len)
+            self.plan, tensors = build_plan(gguf, max_model_len), gguf.tensors
             weights = _core.Model(gguf, self.plan.ops, precision, n_threads)
             self.tokenizer = tokenizer.result()
         self._weights: _core.Model | None = weights
@@ -160,7 +162,8 @@ class LLM:
         self._engine: Engine | None = None
         self._embedder: Embedder | None = None
         if self.plan.pooling is None:
-            self._engine = Engine(weights, self.tokenizer, config)
+            prior = partial(_prior, self.plan, tensors, precision, kv_type)
+            self._engine = Engine(weights, self.tokenizer, config, prior=prior)
         else:
             self._embedder = Embedder(weights, self.plan, config)
         self.max_sequences = max_sequences
@@ -204,7 +207,7 @@ class LLM:
             if len(rules) != len(each):
                 raise ValueError(f"{len(rules)} sampling params for {len(each)} prompts; give one, or one for each")
         ids = [self.encode(prompt) for prompt in each]
-        return self._finish([self._requests(i, r) for i, r in zip(ids, rules, strict=True)])
+        return self._finish([self._requests(i, r, watched=False) for i, r in zip(ids, rules, strict=True)])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[TokenEvent, None, None]:
         """Continues one prompt, a token at a time. The last event, and no other, has a finish_reason: "stop" when the
@@ -215,7 +218,7 @@ class LLM:
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answers a conversation, by the model's chat template."""
-        return self._finish([self._requests(self.encode_chat(messages), params)])[0]
+        return self._finish([self._requests(self.encode_chat(messages), params, watched=False)])[0]
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
@@ -299,6 +302,13 @@ class LLM:
     # ---- facts -------------------------------------------------------------------------------------------------------
 
     @property
+    def weights(self) -> _core.Model:
+        """The model's packed weights, for who runs steps by hand."""
+        if self._weights is None:
+            raise ValueError("this LLM is closed; make a new one")
+        return self._weights
+
+    @property
     def engine(self) -> Engine:
         """Of a model that generates."""
         if self._engine is None:
@@ -334,13 +344,13 @@ class LLM:
     def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{self.path}: {why}" if self._weights else "this LLM is closed; make a new one")
 
-    def _requests(self, ids: Sequence[int], params: SamplingParams | None) -> list[Request]:
+    def _requests(self, ids: Sequence[int], params: SamplingParams | None, *, watched: bool = True) -> list[Request]:
         if not isinstance(params, (SamplingParams, type(None))):
             raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
         for text in params.stop if params is not None else ():
             if any("\ud800" <= c <= "\udfff" for c in text):
                 raise ValueError(f"the stop string {shown(text)} has a lone surrogate, which no output has; remove it")
-        return self.engine.requests(ids, params or SamplingParams())
+        return self.engine.requests(ids, params or SamplingParams(), watched=watched)
 
     def _finish(self, groups: list[list[Request]]) -> list[Output]:
         engine = self.engine
@@ -415,6 +425,12 @@ def _output(request: Request, *others: Request) -> Output:
         seed=request.params.seed,
         others=[_output(other) for other in others],
     )
+
+
+def _prior(plan: Plan, tensors: Sequence[_core.TensorInfo], precision: str, kv_type: str) -> StepCost:
+    from pyedge.engine.profile import expected  # counting is of no use to who asks one thing at a time
+
+    return expected(plan, tensors, precision, kv_type)
 
 
 def _plan_cache(

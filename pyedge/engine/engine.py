@@ -21,10 +21,11 @@ from functools import wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from pyedge.engine.pace import Pace, StepCost
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams, shown
-from pyedge.engine.scheduler import Scheduled, Scheduler
+from pyedge.engine.scheduler import Scheduled, Scheduler, total
 from pyedge.engine.token_ids import checked_ids
 from pyedge.engine.turns import Worker
 from pyedge.errors import CancelledError, DeadlineError, ModelError
@@ -94,9 +95,10 @@ class Engine(Worker):
         config: EngineConfig,
         core: Any = None,
         clock: Callable[[], float] = time.perf_counter,
+        prior: Callable[[], StepCost] = StepCost,
     ) -> None:
-        """core: what has Engine and Sampler; None for pyedge._core, tests bring another. clock: seconds; deadlines and
-        metrics are by it."""
+        """core: what has Engine and Sampler; None for pyedge._core, tests bring another. clock: seconds; deadlines,
+        metrics and the times of steps are by it. prior: what steps cost before any was timed."""
         if core is None:
             from pyedge import _core as core
         self.config = config
@@ -117,6 +119,7 @@ class Engine(Worker):
             threads=config.threads,
         )
         self.clock = clock
+        self._pace = Pace(prior)
         self._ids = count()
         self._live: dict[int, Request] = {}  # those whose last event is still to come
         self._events: list[TokenEvent] = []  # to be returned by the next step
@@ -135,16 +138,21 @@ class Engine(Worker):
         *,
         cache_salt: str | None = None,
         deadline: float | None = None,
+        watched: bool = True,
     ) -> Request:
         """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room.
 
         priority: lower ones go first. cache_salt: shares pages of the prefix cache with requests of the same salt only,
         so that nobody learns from the time it takes what others have asked. deadline: when, as `clock` counts, it ends
-        with a DeadlineError, whatever it has by then; a step that is under way ends first.
+        with a DeadlineError, whatever it has by then; a step that is under way ends first. watched: someone takes the
+        tokens as they come, so that other prompts are read in smaller parts meanwhile; else they are read sooner.
         """
         if params.n > 1:
             raise ValueError(f"n is {params.n}: one request is one answer; Engine.requests makes one for each")
-        return self.requests(prompt_token_ids, params, priority, cache_salt=cache_salt, deadline=deadline)[0]
+        (request,) = self.requests(
+            prompt_token_ids, params, priority, cache_salt=cache_salt, deadline=deadline, watched=watched
+        )
+        return request
 
     def requests(
         self,
@@ -154,6 +162,7 @@ class Engine(Worker):
         *,
         cache_salt: str | None = None,
         deadline: float | None = None,
+        watched: bool = True,
     ) -> list[Request]:
         """One request for each of the params.n answers to a prompt, `index` 0 to n - 1, each to be added. Once they all
         are, the prompt is read for them together; each one's tokens are those of a lone request with its seed."""
@@ -177,6 +186,7 @@ class Engine(Worker):
                 priority=priority,
                 cache_salt=cache_salt or "",
                 deadline=deadline,
+                watched=watched,
                 index=index,
                 group=group,
                 metrics=Metrics(arrival=self.clock()),
@@ -282,9 +292,11 @@ class Engine(Worker):
                 tokens += request.token_ids[item.start : item.end]
                 if item.samples:
                     rows.append(len(tokens) - 1)
+            start, row = self.clock(), count()
             self._core.step(pieces, tokens, rows)
-            row = count()
-            return [self._draw(item, next(row)) if item.samples else _Result(item) for item in work]
+            results = [self._draw(item, next(row)) if item.samples else _Result(item) for item in work]
+            self._pace.observe(total(work), self.clock() - start)
+            return results
         except CancelledError:
             return []  # whoever was aborted is gone from the next step, which does the same for all others
         except Exception as error:
@@ -441,6 +453,7 @@ class Engine(Worker):
             max_sequences=self.config.max_sequences,
             max_tokens=self.config.max_tokens,
             prefix_cache=self.config.prefix_cache,
+            pace=self._pace,
             copy_page=self._core.copy_page,
             clock=self.clock,
         )

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from pyedge import _core
+from pyedge.engine.pace import StepCost
 from pyedge.models import Plan
 from pyedge.models.cost import Batch, Cost, costs
 
@@ -46,6 +47,10 @@ class Limits:
     def arithmetic_s(self, cost: Cost) -> float:
         """Seconds that its multiply-adds take at least."""
         return cost.int8_macs / (self.int8_gmac_s * 1e9) + cost.f32_macs / (self.f32_gmac_s * 1e9)
+
+
+_NOMINAL = Limits(12.0, 60.0, 20.0)
+_DEEP = 1024  # tokens
 
 
 class Probe:
@@ -101,6 +106,20 @@ class Half:
             time, cost = sums.get(name, (0.0, Cost()))
             sums[name] = time + row.time_s, cost + row.cost
         return sorted((Row(n, t, c) for n, (t, c) in sums.items()), key=lambda row: -row.time_s)
+
+
+def expected(plan: Plan, tensors: Sequence[_core.TensorInfo], precision: str, kv_type: str) -> StepCost:
+    """What a step costs by the plan's count, on a machine of no particular speed: the ratios are meant."""
+
+    def seconds(start: int, end: int, rows: int = 0) -> float:
+        each = costs(plan, tensors, Batch([(start, end)], rows), precision=precision, kv_type=kv_type)
+        cost = sum(each, Cost())
+        return _NOMINAL.memory_s(cost) + _NOMINAL.arithmetic_s(cost)
+
+    one = seconds(0, 1)
+    key = (seconds(_DEEP, _DEEP + 1) - one) / _DEEP
+    token = seconds(0, 2) - one - 2 * key
+    return StepCost(max(0.0, one - token - key), max(0.0, token), max(0.0, seconds(0, 1, 1) - one), max(0.0, key))
 
 
 def labels(plan: Plan, tensors: Sequence[_core.TensorInfo]) -> dict[str, str]:

@@ -88,6 +88,7 @@ class Request:
     priority: int = 0  # lower runs first; equal ones in order of id
     cache_salt: str = ""  # its pages are found only by requests of the same salt
     deadline: float | None = None  # on the engine's clock: when it ends, come what may
+    watched: bool = True  # someone takes its tokens as they come: steps are kept short for it
     index: int = 0  # among the answers to one prompt
     group: list[Request] = field(default_factory=list, repr=False)  # those that were added of these answers
 

@@ -2,10 +2,11 @@
 
 Owns the queues, the slots and every request's block table; runs nothing and imports no numpy.
 
-A step takes every running request's next token first, then prompt tokens, oldest request first, up to its budget. A
-request is admitted when the pages of all its tokens are free, and takes one more page each time it fills one. When
-there is none, the youngest running request gives its pages back and is computed again later; what it has generated is
-part of its tokens by then, so its output does not change. The oldest one always gets on, so all of them end.
+A step takes every running request's next token first, then prompt tokens, oldest request first, up to its budget: so
+many tokens if nobody waits for a next one, or else as many as keep the step short (pace.py). A request is admitted when
+the pages of all its tokens are free, and takes one more page each time it fills one. When there is none, the youngest
+running request gives its pages back and is computed again later; what it has generated is part of its tokens by then,
+so its output does not change. The oldest one always gets on, so all of them end.
 
 "Oldest" is by priority, then by arrival: within one priority it is first come, first served, and nobody waits for ever;
 a lower number goes first for as long as there are such.
@@ -21,10 +22,11 @@ from __future__ import annotations
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from pyedge.engine.pace import Budget, Pace, Work
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Request, Status
 
@@ -48,6 +50,11 @@ class Scheduled:
         return self.end == self.request.n_tokens
 
 
+def total(work: Sequence[Scheduled]) -> Work:
+    """What a step has to do."""
+    return sum((Work.piece(item.start, item.end, int(item.samples)) for item in work), Work())
+
+
 class Scheduler:
     def __init__(
         self,
@@ -57,6 +64,7 @@ class Scheduler:
         max_sequences: int,  # that run at once
         max_tokens: int,  # per step
         prefix_cache: bool = True,
+        pace: Pace | None = None,  # None: a step's tokens are all of its budget
         copy_page: Callable[[int, int], None] = lambda source, target: None,  # of the core
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -66,6 +74,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
         self.prefix_cache = prefix_cache
+        self._pace = pace
         self._copy_page = copy_page
         self._clock = clock
         self.waiting: list[Request] = []  # both in the requests' order
@@ -104,16 +113,17 @@ class Scheduler:
             # A request preempted here is the youngest, so it comes later in this loop and has no work yet.
             if request.status is Status.RUNNING and self._extend(request):
                 work.append(Scheduled(request, request.n_computed, request.n_tokens))
-        budget = self.max_tokens - len(work)
+        hurry = any(item.request.watched for item in work)
+        budget = Budget(self.max_tokens - len(work), self._pace if hurry else None, total(work))
         for request in [r for r in self.running if r.n_tokens - r.n_computed > 1]:
-            budget -= self._plan(request, budget, work)
+            self._plan(request, budget, work)
         for request in list(self.waiting):
             if self._awaits_another(request):
                 continue
-            if budget <= 0 or not self._admit(request):
+            if budget.spent or not self._admit(request):
                 break
             self.waiting.remove(request)
-            budget -= self._plan(request, budget, work)
+            self._plan(request, budget, work)
         return self._with_heirs(work)
 
     def advance(self, request: Request, end: int) -> None:
@@ -180,12 +190,12 @@ class Scheduler:
             if not request.n_computed < request.n_tokens or request.n_computed > held:
                 raise AssertionError(f"request {request.id} has computed more than it has tokens or pages")
 
-    def _plan(self, request: Request, budget: int, work: list[Scheduled]) -> int:
-        """Plans as many of the request's tokens as the budget allows; returns how many."""
-        end = min(request.n_tokens, request.n_computed + budget)
-        if end > request.n_computed:
-            work.append(Scheduled(request, request.n_computed, end))
-        return end - request.n_computed
+    def _plan(self, request: Request, budget: Budget, work: list[Scheduled]) -> None:
+        """Plans as many of the request's tokens as the budget allows."""
+        start = request.n_computed
+        n = 0 if budget.spent else budget.take(start, request.n_tokens)
+        if n:
+            work.append(Scheduled(request, start, start + n))
 
     def _awaits_another(self, request: Request) -> bool:
         """Whether another one of its group is to read the prompt for it."""

@@ -6,7 +6,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+from itertools import count
 from typing import Any
 
 import fakecore
@@ -25,7 +25,9 @@ from pyedge.errors import CancelledError, DeadlineError
 SIZE = 4
 
 
-def engine(clock: Callable[[], float] = perf_counter, **options: Any) -> Engine:
+def engine(clock: Callable[[], float] | None = None, **options: Any) -> Engine:
+    """Its clock tells a time that passes by a millisecond with each look: what is planned must not depend on mine."""
+    clock = clock or count(0.0, 1e-3).__next__
     config = {"n_pages": 64, "max_model_len": 64, "page_size": SIZE, "max_tokens": 16, "max_sequences": 8, **options}
     return Engine(fakecore.Model(), fakecore.Tokenizer(), EngineConfig(**config), fakecore, clock)  # type: ignore[arg-type]
 
@@ -406,6 +408,32 @@ def test_a_salt_keeps_prompts_apart() -> None:
             e.request(prompt, SamplingParams(), cache_salt=salt)  # type: ignore[arg-type]
 
 
+def test_what_steps_cost_is_learned_from_their_times() -> None:
+    """And a long prompt is read in parts that keep them short."""
+    now = [0.0]
+    e = engine(lambda: now[0], n_pages=200, max_model_len=400, max_tokens=64)
+    sizes: list[int] = []
+    step = core(e).step
+
+    def timed(pieces: Any, tokens: Any, rows: Any) -> None:
+        step(pieces, tokens, rows)
+        sizes.append(len(tokens))
+        now[0] += 0.004 + 0.0005 * len(tokens)
+
+    core(e).step = timed  # type: ignore[method-assign]
+    writer = start(e, [5, 6, 7], min_tokens=40, max_tokens=40)
+    for _ in range(10):
+        e.step()
+    reader = start(e, [2 + i % 30 for i in range(200)])
+    sizes.clear()
+    drain(e)
+    while_both = sizes[: sizes.index(1)] if 1 in sizes else sizes
+    assert max(while_both) < 50
+    assert set(while_both[2:-1]) <= {1 + 8, 1 + 16}  # 4.5 ms alone, so 9 ms for the prompt: 18 tokens, cut to eights
+    check(writer)
+    check(reader)
+
+
 def test_which_token_ended_a_hit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     e = engine()
     start(e, list(range(2, 14)))
@@ -668,6 +696,11 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "requests"):
             return
         drain(self.engine)
+        # First come, first served, within a priority. Heirs begin when their prompt has been read.
+        for priority in (0, 1):
+            first = [r.metrics.scheduled for r in self.requests if r.priority == priority and r.index == 0]
+            began = [t for t in first if t is not None]
+            assert began == sorted(began)
         for request in self.requests:
             assert request.status is Status.FINISHED
             if isinstance(request.error, DeadlineError):

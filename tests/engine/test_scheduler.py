@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from program import python
 
+from pyedge.engine.pace import Pace, StepCost
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import Request, Status
 from pyedge.engine.sampling_params import SamplingParams
@@ -58,6 +59,23 @@ def test_long_prompts_are_cut_and_next_tokens_come_first() -> None:
         work = s.schedule()
         assert pieces(work) == expected
         run(s, work)
+
+
+def test_a_long_prompt_takes_its_part_of_a_step_while_others_write() -> None:
+    pace = Pace(lambda: StepCost(step=10.0, token=1.0, row=0.0, key=0.0))
+    s = scheduler(max_tokens=40, max_model_len=200, pace=pace)
+    writer = request(0, 3)
+    add(s, writer)
+    run(s, s.schedule())
+    add(s, request(1, 120, first=2), request(2, 4, first=3))
+    work = s.schedule()
+    assert pieces(work) == [(0, 3, 4), (1, 0, 16)]  # 11 for the writer alone: 22 more are 16 tokens and not yet 24
+    run(s, work)
+    assert pieces(s.schedule()) == [(0, 4, 5), (1, 16, 32)]
+    writer.watched = False
+    assert pieces(s.schedule()) == [(0, 4, 5), (1, 16, 55)]  # nobody looks
+    s.finish(writer, "stop")
+    assert pieces(s.schedule()) == [(1, 16, 56)]
 
 
 def test_a_step_takes_no_more_than_its_tokens_or_slots() -> None:

@@ -1,0 +1,145 @@
+"""How long a step takes, learned from the steps that were taken; and how much of a prompt fits into the time of one.
+
+Owns the estimate and the rule that keeps the others' next token from waiting for a long prompt. Knows no requests and
+imports no numpy: the scheduler asks it, the engine tells it.
+
+A step takes so long for itself (weights are read once), for each token, for each row of logits, and for each key that
+a token looks at. The four numbers are fitted to the steps' times as they come, the last ones counting most: least
+squares of the relative error, none below zero, and where the steps tell nothing they keep the ratios that were counted
+from the model's plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# While someone's tokens come, a step takes at most this many times what it takes without prompts. A stream's gaps are
+# to stay below 4 times that, and machines are noisy.
+SLOWDOWN = 3.0
+CHUNK = 8  # tokens: matrices are multiplied with so many at once, and fewer are worth little of a step
+_DECAY = 0.97  # of what a step tells, with each step after it
+_TRUST = 0.05  # in the plan's ratios, as a share of what one step tells
+_OUTLIER = 3.0  # times what was expected: beyond it the machine was busy elsewhere
+_REFIT = 8  # steps, where nobody asked meanwhile
+_SWEEPS = 12
+_N = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one step."""
+
+    tokens: int = 0
+    rows: int = 0  # of logits
+    keys: int = 0  # that tokens look at, summed over tokens
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.tokens + other.tokens, self.rows + other.rows, self.keys + other.keys)
+
+    @staticmethod
+    def piece(start: int, end: int, rows: int = 0) -> Work:
+        """The tokens [start, end) of a sequence, each of which sees those before it and itself."""
+        return Work(end - start, rows, (end * (end + 1) - start * (start + 1)) // 2)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds; or, as long as no step was timed, their ratios."""
+
+    step: float = 1.0
+    token: float = 0.05
+    row: float = 0.01
+    key: float = 1e-5
+
+    def seconds(self, work: Work) -> float:
+        return self.step + self.token * work.tokens + self.row * work.rows + self.key * work.keys
+
+
+class Pace:
+    """prior: counted from the plan; asked for when an estimate is first needed."""
+
+    def __init__(self, prior: Callable[[], StepCost] = StepCost) -> None:
+        self._ask = prior
+        self._prior: list[float] | None = None
+        self._products = [[0.0] * _N for _ in range(_N)]  # of what steps had and took: sums of x x^T / t^2, and x / t
+        self._sums = [0.0] * _N
+        self._factors = [1.0] * _N  # to the prior
+        self._cost: StepCost | None = None  # the last fit
+        self._n = self._n_fitted = 0  # steps
+
+    @property
+    def cost(self) -> StepCost:
+        if self._cost is None or self._n > self._n_fitted:
+            self._cost = self._fit()
+            self._n_fitted = self._n
+        return self._cost
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """A step took so long."""
+        if seconds <= 0 or not work.tokens:
+            return
+        if self._n >= _REFIT:
+            cost = self._cost
+            if cost is None or self._n >= self._n_fitted + _REFIT:
+                cost = self.cost
+            seconds = min(seconds, _OUTLIER * cost.seconds(work))
+        x = [1 / seconds, work.tokens / seconds, work.rows / seconds, work.keys / seconds]
+        for i in range(_N):
+            self._sums[i] = _DECAY * self._sums[i] + x[i]
+            row = self._products[i]
+            for j in range(_N):
+                row[j] = _DECAY * row[j] + x[i] * x[j]
+        self._n += 1
+
+    def _fit(self) -> StepCost:
+        if self._prior is None:
+            prior = self._ask()
+            self._prior = [prior.step, prior.token, prior.row, prior.key]
+        p = self._prior
+        if self._n:
+            a = [[p[i] * p[j] * self._products[i][j] for j in range(_N)] for i in range(_N)]
+            b = [p[i] * self._sums[i] for i in range(_N)]
+            scale = sum(b) / sum(map(sum, a))  # the one factor that fits best; each may differ from it
+            trust = _TRUST / scale**2
+            f = [max(factor, 0.01 * scale) for factor in self._factors]
+            for _ in range(_SWEEPS):  # coordinate descent, each within its bound
+                for i in range(_N):
+                    others = sum(a[i][j] * f[j] for j in range(_N) if j != i)
+                    f[i] = max(0.01 * scale, (b[i] + trust * scale - others) / (a[i][i] + trust))
+            self._factors = f
+        return StepCost(*(factor * each for factor, each in zip(self._factors, p, strict=True)))
+
+
+class Budget:
+    """What a step may still take of prompts. pace: None if nobody waits for a next token."""
+
+    def __init__(self, tokens: int, pace: Pace | None, work: Work) -> None:
+        self._tokens = tokens
+        self._cost = None if pace is None else pace.cost
+        self._left = 0.0 if self._cost is None else (SLOWDOWN - 1) * self._cost.seconds(work)
+        self._begun = False
+        self.spent = tokens <= 0
+
+    def take(self, start: int, end: int) -> int:
+        """How many of a prompt's tokens [start, end) the step takes. The first prompt gets on in any case."""
+        n = min(end - start, self._tokens)
+        if self._cost is not None and self._seconds(start, start + n, end) > self._left:
+            low, high = 0, n - 1  # the most that fit
+            while low < high:
+                middle = (low + high + 1) // 2
+                fits = self._seconds(start, start + middle, end) <= self._left
+                low, high = (middle, high) if fits else (low, middle - 1)
+            low -= low % CHUNK
+            n = low if self._begun else min(n, max(low, CHUNK))
+        self.spent = n < end - start or n == self._tokens
+        self._tokens -= n
+        if self._cost is not None and n:
+            self._left -= self._seconds(start, start + n, end)
+        self._begun = True
+        return n
+
+    def _seconds(self, start: int, stop: int, end: int) -> float:
+        """That tokens [start, stop) add to a step."""
+        assert self._cost is not None
+        return self._cost.seconds(Work.piece(start, stop, int(stop == end))) - self._cost.step

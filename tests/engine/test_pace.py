@@ -1,0 +1,118 @@
+"""How long steps take is learned from them, and a prompt takes its part of a step and no more."""
+
+from random import Random
+
+import pytest
+
+from pyedge.engine.pace import CHUNK, SLOWDOWN, Budget, Pace, StepCost, Work
+
+MACHINE = StepCost(step=4e-3, token=7e-4, row=1e-4, key=2e-8)
+PRIOR = StepCost(step=2.0, token=0.2, row=0.05, key=1e-5)  # its ratios are off by a few times
+
+
+def steps(random: Random, n: int) -> list[Work]:
+    """Of an engine: some that only write, some that read as well."""
+    found = []
+    for _ in range(n):
+        decodes = random.randint(1, 8)
+        work = sum((Work.piece(d, d + 1, 1) for d in random.choices(range(10, 4000), k=decodes)), Work())
+        if random.random() < 0.5:
+            start = random.randint(0, 3500)
+            work += Work.piece(start, start + random.randint(8, 64))
+        found.append(work)
+    return found
+
+
+def test_keys_of_a_piece() -> None:
+    assert Work.piece(0, 1, 1) == Work(1, 1, 1)
+    assert Work.piece(3, 6) == Work(3, 0, 4 + 5 + 6)
+
+
+def test_costs_are_found_from_the_times_of_steps() -> None:
+    random = Random(1)
+    pace = Pace(lambda: PRIOR)
+    for work in steps(random, 100):
+        pace.observe(work, MACHINE.seconds(work) * random.uniform(0.9, 1.1))
+    for work in steps(random, 50):
+        assert pace.cost.seconds(work) == pytest.approx(MACHINE.seconds(work), rel=0.1)
+
+
+def test_the_first_steps_set_the_scale() -> None:
+    pace = Pace(lambda: PRIOR)
+    pace.observe(Work.piece(0, 500, 1), 0.36)
+    assert pace.cost.seconds(Work.piece(0, 500, 1)) == pytest.approx(0.36, rel=0.1)
+    pace.observe(Work.piece(500, 501, 1), 0.005)
+    assert pace.cost.seconds(Work.piece(501, 502, 1)) == pytest.approx(0.005, rel=0.3)
+
+
+def test_many_steps_alike_do_not_make_it_forget_what_prompts_cost() -> None:
+    pace = Pace(lambda: PRIOR)
+    for work in steps(Random(2), 60):
+        pace.observe(work, MACHINE.seconds(work))
+    alike = Work.piece(100, 101, 1)
+    for _ in range(2000):
+        pace.observe(alike, MACHINE.seconds(alike))
+    assert pace.cost.seconds(alike) == pytest.approx(MACHINE.seconds(alike), rel=0.02)
+    assert min(vars(pace.cost).values()) > 0
+    chunk = Work.piece(100, 132)
+    assert 0.3 < pace.cost.seconds(chunk) / MACHINE.seconds(chunk) < 3
+
+
+def test_a_machine_that_changes_is_followed_and_one_stall_is_not() -> None:
+    pace = Pace(lambda: PRIOR)
+    work = Work.piece(100, 101, 1)
+    for _ in range(40):
+        pace.observe(work, 0.005)
+    pace.observe(work, 5.0)
+    assert pace.cost.seconds(work) < 0.006
+    for _ in range(200):
+        pace.observe(work, 0.02)
+    assert pace.cost.seconds(work) == pytest.approx(0.02, rel=0.1)
+
+
+def test_times_of_nothing_tell_nothing() -> None:
+    pace = Pace(lambda: PRIOR)
+    pace.observe(Work(), 1.0)
+    pace.observe(Work.piece(0, 5), 0.0)
+    assert pace.cost == PRIOR
+
+
+def known(cost: StepCost) -> Pace:
+    return Pace(lambda: cost)  # and never told otherwise
+
+
+@pytest.mark.parametrize("start", [0, 1000, 3000])
+def test_a_prompt_takes_what_keeps_the_step_short(start: int) -> None:
+    decode = Work.piece(500, 501, 1) + Work.piece(900, 901, 1)
+    n = Budget(512, known(MACHINE), decode).take(start, 4000)
+    limit = SLOWDOWN * MACHINE.seconds(decode)
+    assert n % CHUNK == 0
+    assert MACHINE.seconds(decode + Work.piece(start, start + n)) <= limit
+    assert MACHINE.seconds(decode + Work.piece(start, start + n + CHUNK)) > limit
+
+
+def test_prompts_share_a_step_and_only_the_first_gets_on_in_any_case() -> None:
+    decode = Work.piece(500, 501, 1)
+    budget = Budget(512, known(MACHINE), decode)
+    assert budget.take(0, 5) == 5
+    assert not budget.spent
+    second = budget.take(0, 400)
+    assert budget.spent
+    assert 0 < second < 400
+    assert MACHINE.seconds(decode + Work.piece(0, 5, 1) + Work.piece(0, second)) <= SLOWDOWN * MACHINE.seconds(decode)
+    slow = known(StepCost(step=0.01, token=1.0, row=0.0, key=0.0))
+    budget = Budget(512, slow, Work.piece(9, 10, 1) + Work.piece(5, 6, 1))
+    assert budget.take(0, 400) == CHUNK
+    assert budget.spent
+    budget = Budget(512, slow, decode)
+    assert budget.take(0, 2) == 2
+    assert budget.take(0, 400) == 0
+    assert Budget(5, slow, decode).take(0, 400) == 5
+
+
+def test_when_nobody_waits_the_tokens_are_all_of_the_budget() -> None:
+    budget = Budget(512, None, Work())
+    assert [budget.take(0, 200), budget.take(7, 400), budget.spent] == [200, 312, True]
+    budget = Budget(512, None, Work())
+    assert [budget.take(0, 512), budget.spent] == [512, True]
+    assert Budget(0, None, Work()).spent
