@@ -30,6 +30,7 @@ COMMANDS = {  # name: its line in the help
     "perplexity": "Measure how well a model foretells a text.",
     "inspect": "Show what a file holds, and what is wrong with it.",
     "bench": "Measure the speed of reading and writing.",
+    "capacity": "Say how many chats fit, and what limits them.",
     "profile": "Show where the time goes, and what would help.",
     "doctor": "Show this machine, and what runs on it.",
 }
@@ -48,10 +49,10 @@ class Failure(click.ClickException):
 
 
 _OPTIONS = {  # what a message of the API calls them, and what was typed
-    "max_model_len": "--ctx", "kv_memory": "--ctx", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",
-    "min_p": "--min-p", "repeat_penalty": "--repeat-penalty", "max_tokens": "-n", "seed": "--seed", "stop": "--stop",
-    "logprobs": "--logprobs", "threads": "--threads", "device": "--device", "precision": "--precision",
-    "kv_type": "--kv-type", "pre": "--pre",
+    "max_model_len": "--ctx", "kv_memory": "--kv-memory", "temperature": "--temp", "top_k": "--top-k",
+    "top_p": "--top-p", "min_p": "--min-p", "repeat_penalty": "--repeat-penalty", "max_tokens": "-n",
+    "seed": "--seed", "stop": "--stop", "logprobs": "--logprobs", "threads": "--threads", "device": "--device",
+    "precision": "--precision", "kv_type": "--kv-type", "pre": "--pre",
 }  # fmt: skip
 
 

@@ -7,10 +7,8 @@ that no prefix cache helps.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import median
@@ -20,8 +18,9 @@ import click
 
 from pyedge.cli import synthetic, verbose
 from pyedge.cli.options import load, model_options
-from pyedge.cli.streams import dumb, print_json
+from pyedge.cli.streams import print_json
 from pyedge.cli.synthetic import file_of
+from pyedge.cli.terminal import measuring_bar
 
 if TYPE_CHECKING:
     from pyedge._core import TensorInfo
@@ -93,7 +92,7 @@ def command(
     _check(llm, max(prompt, *depth, BATCH_PROMPT) + n_gen + 1, max(batch, default=1), n_gen)
 
     probe = Probe(llm.threads)
-    with _bar(runs * (1 + len(batch) + len(depth))) as advance:
+    with measuring_bar(runs * (1 + len(batch) + len(depth))) as advance:
         _alone(llm.engine, _words(llm, 8, seed=-1), 2)  # the first step touches memory that later ones find
         lone = _repeat(runs, advance, lambda run: _alone(llm.engine, _words(llm, prompt, run), n_gen))
         rss = psutil.Process().memory_info().rss
@@ -238,24 +237,3 @@ def _repeat(runs: int, advance: Callable[[], None], measure: Callable[[int], T])
         results.append(measure(run))
         advance()
     return results
-
-
-@contextmanager
-def _bar(steps: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty() or dumb():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    # Drawn between measurements only: a thread that draws would be measured too.
-    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("measuring", total=steps)
-
-        def advance() -> None:
-            bar.advance(task)
-            bar.refresh()
-
-        bar.refresh()
-        yield advance

@@ -48,6 +48,11 @@ _MODEL = {
     "ctx": click.option(
         "--ctx", type=click.IntRange(min=2), metavar="N", help="Context length in tokens. [the model's own]"
     ),
+    "kv_memory": click.option(
+        "--kv-memory",
+        metavar="SIZE",
+        help="Memory of the KV cache: 512MB, 2GiB. [that of 4 contexts, at most 1/4 of what is free]",
+    ),
     "kv_type": click.option(
         "--kv-type",
         type=_late(lambda core: click.Choice(core.KV_TYPES)),
@@ -85,7 +90,7 @@ _SAMPLING = [
 
 _MODEL_NAMES = {  # of an option, and in the API
     "ctx": "max_model_len", "kv_type": "kv_type", "threads": "threads", "device": "device", "precision": "precision",
-    "pre": "pre",
+    "pre": "pre", "kv_memory": "kv_memory",
 }  # fmt: skip
 _SAMPLING_NAMES = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "stop", "logprobs",
@@ -93,7 +98,7 @@ _SAMPLING_NAMES = (
 
 
 def model_options(f: F) -> F:
-    """--ctx --kv-type --threads --device --precision --pre"""
+    """--ctx --kv-memory --kv-type --threads --device --precision --pre"""
     return some_model_options(*_MODEL)(f)
 
 

@@ -38,12 +38,11 @@ Examples:
 @click.option("--name", metavar="NAME", help="What clients call the model. [MODEL]")
 @click.option("--cors-origin", multiple=True, metavar="URL", help="A site whose pages may use the API; * for all.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="A name, beside localhost, that this machine has.")
-@click.option("--kv-memory", metavar="SIZE", help="Memory of the KV cache: 512MB, 2GiB. [4 x --ctx, or 1/4 of free]")
 @click.option("--max-sequences", type=click.IntRange(1, 1024), metavar="N", help="That run at once. [64]")
 @click.option("--max-queue", type=click.IntRange(0, 4096), metavar="N", help="That wait; more are sent away. [64]")
 @click.option("--request-timeout", type=click.FloatRange(min=0.1), metavar="S", help="Seconds of an answer. [no limit]")
 @model_options
-def command(model: str | None, host: str, insecure: bool, kv_memory: str | None, **options: Any) -> None:
+def command(model: str | None, host: str, insecure: bool, **options: Any) -> None:
     """Serve MODEL, a path to a GGUF or a name [smollm2:135m], to OpenAI's clients and to a browser.
 
     Only this machine reaches it, unless --host says otherwise. Ctrl-C lets answers under way end; twice ends at once.
@@ -63,7 +62,7 @@ def command(model: str | None, host: str, insecure: bool, kv_memory: str | None,
     }
     settings = Settings(host=host, **{name: value for name, value in given.items() if value is not None})
     _check(settings, insecure)
-    _serve(store.DEFAULT_MODEL if model is None else model, settings, options, kv_memory)
+    _serve(store.DEFAULT_MODEL if model is None else model, settings, options)
 
 
 verbose(command)
@@ -81,12 +80,11 @@ def _check(settings: Settings, insecure: bool) -> None:
         )
 
 
-def _serve(model: str, settings: Settings, options: dict[str, Any], kv_memory: str | None) -> None:
+def _serve(model: str, settings: Settings, options: dict[str, Any]) -> None:
     from pyedge.server.app import create_app
     from pyedge.server.listener import SPARE_THREADS, Listener, bind
     from pyedge.server.service import Service
 
-    others = {"max_sequences": settings.max_sequences, **({} if kv_memory is None else {"kv_memory": kv_memory})}
     with bind(settings) as s:  # before anything takes its time: it might be in use
         path = locate(model)
         check_file(path, options)
@@ -107,7 +105,7 @@ def _serve(model: str, settings: Settings, options: dict[str, Any], kv_memory: s
         serving = threading.Thread(target=listener.run, name="pyedge-listener", daemon=True)
         serving.start()
         try:
-            service.start(load_any(path, options, **others))
+            service.start(load_any(path, options, max_sequences=settings.max_sequences))
             click.echo(f"{service.name}: {listener.url}", err=True)
             while serving.is_alive():
                 serving.join(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import click
@@ -117,3 +117,24 @@ def _bar(what: str, counted: bool) -> Iterator[Progress]:
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
+
+
+@contextmanager
+def measuring_bar(steps: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty() or dumb():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # Drawn between measurements only: a thread that draws would be measured too.
+    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("measuring", total=steps)
+
+        def advance() -> None:
+            bar.advance(task)
+            bar.refresh()
+
+        bar.refresh()
+        yield advance

@@ -119,7 +119,11 @@ def expected(plan: Plan, tensors: Sequence[_core.TensorInfo], precision: str, kv
     one = seconds(0, 1)
     key = (seconds(_DEEP, _DEEP + 1) - one) / _DEEP
     token = seconds(0, 2) - one - 2 * key
-    return StepCost(max(0.0, one - token - key), max(0.0, token), max(0.0, seconds(0, 1, 1) - one), max(0.0, key))
+    row = seconds(0, 1, 1) - one
+    # None is nothing: what a machine makes of it is a multiple.
+    return StepCost(
+        max(1e-3 * one, one - token - key), max(1e-3 * one, token), max(1e-4 * one, row), max(1e-8 * one, key)
+    )
 
 
 def labels(plan: Plan, tensors: Sequence[_core.TensorInfo]) -> dict[str, str]:

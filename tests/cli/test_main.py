@@ -173,7 +173,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
             1,
             "error: a\\x1b[2Jb: No such file or directory",
         ),
-        (ValueError("max_model_len 9 is beyond, raise kv_memory"), 1, "error: --ctx 9 is beyond, raise --ctx"),
+        (ValueError("max_model_len 9 is beyond, raise kv_memory"), 1, "error: --ctx 9 is beyond, raise --kv-memory"),
         (ValueError("seed is the seed"), 1, "error: --seed is the seed"),
         (ModelError("max_model_len.gguf: is broken"), 1, "error: max_model_len.gguf: is broken"),
         (OSError(28, "No space left on device"), 1, "error: No space left on device"),

@@ -1,0 +1,256 @@
+"""How many chats a model serves at once on this machine: what steps cost is measured, and what becomes of a crowd of
+chats is played through by the scheduler itself, in a time that is added up from these costs.
+
+Owns the measuring of steps, the play and what is concluded from it. The scheduling is the scheduler's, so what is
+predicted follows its rules.
+
+The crowd is the hardest there is: all chats send their prompts at the same moment, and the prompts have nothing in
+common. TTFT is that of the chat that waits longest, TPOT that of the slowest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from psutil import Process  # type: ignore[import-untyped]
+
+from pyedge import _core
+from pyedge.engine.engine import Engine, EngineConfig
+from pyedge.engine.pace import Pace, StepCost, Work
+from pyedge.engine.pages import PagePool
+from pyedge.engine.request import Request
+from pyedge.engine.sampling_params import SamplingParams
+from pyedge.engine.scheduler import Scheduler, total
+
+if TYPE_CHECKING:
+    from pyedge.tokenizers import Tokenizer
+
+READS = (1, 8, 16, 32, 64, 128, 256, 512)  # tokens of one prompt in a step
+WRITES = (1, 2, 4, 8, 16, 32, 64)  # sequences in a step
+SECONDS = 0.5  # that one figure may take, if once is not enough
+_PROBE = 64  # tokens that are read behind others
+_ANSWER = 8
+
+
+@dataclass(frozen=True)
+class Chat:
+    prompt: int  # tokens
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        """That have keys and values at its end: the last one that is written needs none."""
+        return self.prompt + self.output - 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by a number of tokens, straight between what was measured and on from it."""
+
+    at: Sequence[int]
+    seconds: Sequence[float]
+
+    def __call__(self, n: int) -> float:
+        if len(self.at) == 1:
+            return self.seconds[0] * n / self.at[0]
+        i = min(max(bisect_left(self.at, n), 1), len(self.at) - 1)
+        (a, b), (s, t) = self.at[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
+        return s + (t - s) * (n - a) / (b - a)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What steps take. Steps that read have a curve of their own: more tokens, each with its keys in the same cache."""
+
+    read: Curve  # of one prompt's first tokens
+    read_key: float  # seconds for each key that a prompt's token looks at
+    write: Curve  # of sequences that are one token long
+    write_key: float
+    row: float  # of logits and a draw from them; one is in both curves
+    resident_bytes: int  # of this process with what steps need, but for keys and values
+
+    def seconds(self, work: Work, step_factor: float = 1.0) -> float:
+        """step_factor: of what a step takes for itself, were the weights so much smaller."""
+        saved = (1 - step_factor) * self.write(0)
+        if work.tokens == work.rows:
+            return self.write(work.tokens) + self.write_key * work.keys - saved
+        keys = max(0, work.keys - work.tokens * (work.tokens + 1) // 2)
+        return self.read(work.tokens) + self.row * max(0, work.rows - 1) + self.read_key * keys - saved
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a crowd."""
+
+    ttft: float  # seconds, of who waits longest
+    tpot: float  # of who is slowest; 0 if answers have one token
+
+
+def measure(
+    model: _core.Model,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    chat: Chat,
+    advance: Callable[[], None] = lambda: None,
+) -> Measured:
+    """Takes the times of an engine's steps, with all that belongs to them: prompts of several lengths, and answers to
+    several at once, as far as the pages reach. advance: called after each."""
+    size = config.page_size
+    deep = (chat.tokens - _PROBE) // config.max_tokens * config.max_tokens  # whole steps before the last one
+    deep = max(deep, 0) or max(0, (min(chat.tokens, config.max_tokens) // 2) // size * size)
+    longest = max(1, min(chat.tokens, config.max_tokens))
+    n_sequences = max(1, min(config.max_sequences, WRITES[-1], config.n_pages // 3))
+    pages = min(config.n_pages, max(-(-max(deep + _PROBE, longest) // size) + 3, 3 * n_sequences))
+    engine = Engine(model, tokenizer, replace(config, n_pages=pages, prefix_cache=False))
+
+    def begin(n: int, output: int) -> None:
+        words = [31 * t % engine.n_vocab for t in range(n)]
+        engine.add(engine.request(words, SamplingParams(seed=1, max_tokens=output, ignore_eos=True)))
+
+    def step() -> float:
+        start = perf_counter()
+        for event in engine.step():
+            if event.error is not None:
+                raise event.error
+        return perf_counter() - start
+
+    def repeated(once: Callable[[], float]) -> float:
+        """The middle one of several times, or of fewer if they take long."""
+        times = [once()]
+        while len(times) < 5 and sum(times) < SECONDS:
+            times.append(once())
+        advance()
+        return median(times)
+
+    def reading(n: int) -> float:
+        begin(n, 1)
+        return step()
+
+    def reading_behind() -> float:
+        begin(deep + _PROBE, 1)
+        return [step() for _ in range(-(-(deep + _PROBE) // config.max_tokens))][-1]
+
+    def writing(n: int, behind: int = 1) -> float:
+        for _ in range(n):
+            begin(behind, _ANSWER)
+        while engine.n_waiting or any(not r.n_output for r in engine.scheduler.running):
+            step()
+        times = []
+        while engine.n_running == n and engine.has_work:
+            times.append(step())
+        while engine.has_work:
+            step()
+        return median(times)
+
+    reading(longest)  # the first step touches memory that later ones find
+    reads = sorted({n for n in READS if n < longest} | {longest})
+    read = Curve(reads, [repeated(partial(reading, n)) for n in reads])
+    writes = [n for n in WRITES if n <= n_sequences]
+    write = [repeated(partial(writing, n)) for n in writes]
+    read_key = write_key = 0.0
+    if deep > _PROBE and deep % config.max_tokens == 0:
+        read_key = max(0.0, repeated(reading_behind) - read(_PROBE)) / (_PROBE * deep)
+    if deep:
+        write_key = max(0.0, repeated(partial(writing, 1, deep)) - write[0]) / deep
+    resident = Process().memory_info().rss - pages * _core.page_bytes(model, size, config.kv_type)
+    written = Curve(writes, write)
+    row = max(0.0, written(8) - written(1) - read(8) + read(1)) / 7
+    return Measured(read, read_key, written, write_key, row, resident)
+
+
+def n_measures(config: EngineConfig, chat: Chat) -> int:
+    """At most."""
+    return len(READS) + len(WRITES) + 3
+
+
+def play(cost: Callable[[Work], float], config: EngineConfig, chat: Chat, chats: int, prior: StepCost) -> Times:
+    """What comes of so many chats at once."""
+    now = [0.0]
+    pace = Pace(lambda: prior)
+    scheduler = Scheduler(
+        PagePool(config.n_pages, config.page_size),
+        max_model_len=config.max_model_len,
+        max_sequences=config.max_sequences,
+        max_tokens=config.max_tokens,
+        prefix_cache=False,
+        pace=pace,
+        clock=lambda: now[0],
+    )
+    nothing: Any = None  # no text is made
+    rules = SamplingParams(seed=0)
+    requests = [Request(i, [0] * chat.prompt, rules, chat.output, nothing, nothing) for i in range(chats)]
+    for request in requests:
+        request.metrics.arrival = 0.0
+        scheduler.add(request)
+    while scheduler.running or scheduler.waiting:
+        work = scheduler.schedule()
+        seconds = cost(total(work))
+        now[0] += seconds
+        pace.observe(total(work), seconds)
+        for item in work:
+            request, samples = item.request, item.samples
+            scheduler.advance(request, item.end)
+            if samples:
+                request.token_ids.append(0)
+                request.metrics.count_token(now[0])
+                if request.n_output == chat.output:
+                    scheduler.finish(request, "length")
+    return Times(
+        ttft=max(request.metrics.ttft or 0.0 for request in requests),
+        tpot=max(request.metrics.tpot or 0.0 for request in requests),
+    )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many chats fit by each measure alone, the times' up to `sequences`; `chats` by all of them."""
+
+    memory: int
+    sequences: int  # that the engine runs at once
+    reading: int  # TTFT
+    writing: int  # TPOT
+
+    @property
+    def chats(self) -> int:
+        return min(self.memory, self.sequences, self.reading, self.writing)
+
+    @property
+    def limited_by(self) -> str:
+        return next(name for name, n in vars(self).items() if n == self.chats)
+
+
+def capacity(
+    cost: Callable[[Work], float], config: EngineConfig, chat: Chat, ttft: float, tpot: float, prior: StepCost
+) -> Capacity:
+    """ttft, tpot: seconds, of the slowest chat."""
+    each = -(-chat.tokens // config.page_size)
+    roomy = replace(
+        config, n_pages=each * config.max_sequences, max_model_len=max(config.max_model_len, chat.tokens + 1)
+    )
+
+    def most(fits: Callable[[Times], bool]) -> int:
+        low, high = 0, config.max_sequences
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(times(middle)) else (low, middle - 1)
+        return low
+
+    known: dict[int, Times] = {}
+
+    def times(chats: int) -> Times:
+        if chats not in known:
+            known[chats] = play(cost, roomy, chat, chats, prior)
+        return known[chats]
+
+    return Capacity(
+        memory=config.n_pages // each,
+        sequences=config.max_sequences,
+        reading=most(lambda t: t.ttft <= ttft),
+        writing=most(lambda t: t.tpot <= tpot),
+    )
