@@ -183,6 +183,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader went away
         _drop_output()
         code = 1
+    gc.freeze()  # nothing that ends with the process is worth looking for
     sys.exit(code)
 
 
