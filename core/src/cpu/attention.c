@@ -258,12 +258,12 @@ void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch) {
     const int group = a->n_heads / a->kv.n_kv_heads;
-    const pe_span sees_all = pe_attention_sees(a, t);
-    const int32_t first = sees_all.first / PE_CHUNK;
+    const pe_span span = pe_attention_sees(a, t);
+    const int32_t first = span.first / PE_CHUNK, end = c1 * PE_CHUNK < span.end ? c1 * PE_CHUNK : span.end;
     workspace *w = scratch;
     for (int32_t c = c0 > first ? c0 : first; c < c1; c++) {
         const pe_span seen = sees_of_chunk(a, t, c);
-        PE_FN(kv_unpack)(&a->kv, kv_head, c, sees_all.end, w->keys, w->values, value_stride(&a->kv));
+        PE_FN(kv_unpack)(&a->kv, kv_head, c, end, w->keys, w->values, value_stride(&a->kv));
         for (int i = 0; i < group; i += ROWS_PER_TILE) {
             const float *q[ROWS_PER_TILE];
             pe_partial *out[ROWS_PER_TILE];

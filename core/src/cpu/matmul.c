@@ -77,22 +77,43 @@ PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R,
     const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
     vf d = load_d(scales, block);
     vi s[DOT_TOKENS];
-    if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product
+    if (pe_scales_parts(scales) == 16) {  // a scale per 16 k
         const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
+        const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
+#ifdef DOT_HALF  // a set whose integer multiplications are slow: the scale goes into d
+        vf part[DOT_TOKENS];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const vf factor = vf_mul(d, vi_to_f32(half ? last.sub : first.sub));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                s[r] = zero && (who >> r & 1) ? vi_set1(-zero * ab[r][at].half[half]) : vi_zero();
+            dot_half(cls, unit, half, q, 32 * at, R, s);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                part[r] = half ? vf_fma(vi_to_f32(s[r]), factor, part[r]) : vf_mul(vi_to_f32(s[r]), factor);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+            if (who >> r & 1) sum[r] = vf_fma(part[r], vf_set1(ab[r][at].d), sum[r]);
+#else  // it goes into the dot product
         const vi subs[2] = {first.sub, last.sub};
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) s[r] = vi_zero();
         dot(cls, unit, subs, q, 32 * at, R, s);
-        const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             if (!(who >> r & 1)) continue;
             const int32_t halves = halves_bits(ab[r] + at);
             if (zero) s[r] = vi_sub(s[r], vi_shl(dot_halves(first.sub, last.sub, halves), __builtin_ctz(zero)));
             sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
-            if (scales == PE_SCALES_K16M)
-                sum[r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)), vi_to_f32(dot_halves(first.min, last.min, halves)),
-                                sum[r]);
+        }
+#endif
+#pragma GCC unroll 8
+        for (int r = 0; r < R && scales == PE_SCALES_K16M; r++) {
+            if (!(who >> r & 1)) continue;
+            const vi mins = dot_halves(first.min, last.min, halves_bits(ab[r] + at));
+            sum[r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)), vi_to_f32(mins), sum[r]);
         }
         return;
     }

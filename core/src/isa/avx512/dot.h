@@ -46,22 +46,24 @@ PE_INLINE vi dot_group(const pe_class cls, const uint8_t *unit, int g) {
     return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_broadcast_i32x4(table), offset), low);
 }
 
-// Adds to s[r] the sum over the 32 k of (w + offset)[lane, k] * q[r, k], or with `sub` [2] of
-// sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
-PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
-                   vi *s) {
-    vi half[DOT_TOKENS];
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
+// Adds to s[r] the sum over the first or last 16 k of (w + offset)[lane, k] * q[r, k].
+#define DOT_HALF
+PE_INLINE void dot_half(const pe_class cls, const uint8_t *unit, int half, const int8_t *const *q, int64_t k, int R,
+                        vi *s) {
+#pragma GCC unroll 4
+    for (int g = 4 * half; g < 4 * half + 4; g++) {
         const vi w = dot_group(cls, unit, g);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const vi start = !sub ? s[r] : g % 4 ? half[r] : vi_zero();
-            half[r] = _mm512_dpbusd_epi32(start, w, dot_bcast4(q[r] + k + 4 * g));
-            if (!sub) s[r] = half[r];
-            else if (g % 4 == 3) s[r] = _mm512_add_epi32(s[r], _mm512_mullo_epi32(half[r], sub[g / 4]));
-        }
+        for (int r = 0; r < R; r++) s[r] = _mm512_dpbusd_epi32(s[r], w, dot_bcast4(q[r] + k + 4 * g));
     }
+}
+
+// The same over all 32 k. sub: NULL; scales of 16 k are for dot_half.
+PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
+                   vi *s) {
+    (void)sub;
+    dot_half(cls, unit, 0, q, k, R, s);
+    dot_half(cls, unit, 1, q, k, R, s);
 }
 
 // The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8].
