@@ -7,7 +7,7 @@
 // the nearest cache: the loops here know neither pages nor types.
 #include <math.h>
 
-#include "kv.h"
+#include "cpu.h"
 
 enum {
     CHUNK_VECTORS = PE_CHUNK / VL,
