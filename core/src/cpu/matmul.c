@@ -7,10 +7,9 @@
 
 enum {
     BLOCK_VECTORS = PE_ACT_BLOCK / VL,
-    TOKENS_PER_TILE = 4,  // of integers, DOT_TOKENS where there are so many
-    PANELS_OF_ONE = 4,    // panels a lone token reads at once: as many streams from memory
-    PANELS_OF_MANY = 2,   // of floats, for a full tile of tokens: sums enough to hide an fma's latency, none spilled
-    PREFETCH = 1152,      // bytes ahead in each stream
+    FLOAT_TOKENS = 4,   // of a full tile of floats, with two panels: sums enough to hide an fma's latency, none spilled
+    PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
+    PREFETCH = 1152,    // bytes ahead in each stream
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -67,71 +66,75 @@ PE_INLINE int32_t halves_bits(const pe_act_block *b) {
     return v;
 }
 
-// Adds unit u of a panel block, the panel's unit `at` (32 k), to sum [R], for those of the R tokens whose bit is set in
-// `who`. q, ab: the tokens' rows.
-PE_INLINE void add_unit(const pe_class cls, const pe_scales scales, const int R, const unsigned who,
-                        const uint8_t *block, int64_t at, int u, const int8_t *const *q, const pe_act_block *const *ab,
-                        vf *sum) {
-    const uint8_t *unit = block + units_at(scales) + u * unit_bytes(cls);
+// The integer dot products of unit u of P panels, which lie `stride` bytes apart, with R tokens; s [P][R] is their start.
+PE_INLINE void dot_units(const pe_class cls, const uint8_t *unit, size_t stride, const int P, const int8_t *const *q,
+                         int64_t k, const int R, vi (*s)[DOT_TOKENS]) {
+#ifdef DOT_PANELS
+    if (P == DOT_PANELS) {
+        dot_panels(cls, unit, stride, P, q, k, R, s);
+        return;
+    }
+#endif
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dot(cls, unit + (size_t)p * stride, NULL, q, k, R, s[p]);
+}
+
+// Adds unit u of the same block of P panels, the panels' unit `at` (32 k), to sum [P][R], for those of the R tokens whose
+// bit is set in `who`. block: the first panel's, the others' lie `stride` bytes apart. q, ab: the tokens' rows.
+PE_INLINE void add_units(const pe_class cls, const pe_scales scales, const int R, const int P, const unsigned who,
+                         const uint8_t *block, size_t stride, int64_t at, int u, const int8_t *const *q,
+                         const pe_act_block *const *ab, vf (*sum)[DOT_TOKENS]) {
+    const size_t unit = units_at(scales) + (size_t)u * unit_bytes(cls);
     // What the stored integers are above those that are meant, 0 or a power of two from 8 on; no class has both reasons.
     const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
-    vf d = load_d(scales, block);
-    vi s[DOT_TOKENS];
-    if (pe_scales_parts(scales) == 16) {  // a scale per 16 k
-        const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
-        const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
-#ifdef DOT_HALF  // a set whose integer multiplications are slow: the scale goes into d
-        vf part[DOT_TOKENS];
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const vf factor = vf_mul(d, vi_to_f32(half ? last.sub : first.sub));
+    vi s[PANELS_OF_ONE][DOT_TOKENS];
+    if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++, block += stride) {
+            const vf d = load_d(scales, block);
+            const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
+            const vi subs[2] = {first.sub, last.sub};
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
-                s[r] = zero && (who >> r & 1) ? vi_set1(-zero * ab[r][at].half[half]) : vi_zero();
-            dot_half(cls, unit, half, q, 32 * at, R, s);
+            for (int r = 0; r < R; r++) s[p][r] = vi_zero();
+            dot(cls, block + unit, subs, q, 32 * at, R, s[p]);
+            const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
-                part[r] = half ? vf_fma(vi_to_f32(s[r]), factor, part[r]) : vf_mul(vi_to_f32(s[r]), factor);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-            if (who >> r & 1) sum[r] = vf_fma(part[r], vf_set1(ab[r][at].d), sum[r]);
-#else  // it goes into the dot product
-        const vi subs[2] = {first.sub, last.sub};
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) s[r] = vi_zero();
-        dot(cls, unit, subs, q, 32 * at, R, s);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            if (!(who >> r & 1)) continue;
-            const int32_t halves = halves_bits(ab[r] + at);
-            if (zero) s[r] = vi_sub(s[r], vi_shl(dot_halves(first.sub, last.sub, halves), __builtin_ctz(zero)));
-            sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
-        }
-#endif
-#pragma GCC unroll 8
-        for (int r = 0; r < R && scales == PE_SCALES_K16M; r++) {
-            if (!(who >> r & 1)) continue;
-            const vi mins = dot_halves(first.min, last.min, halves_bits(ab[r] + at));
-            sum[r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)), vi_to_f32(mins), sum[r]);
+            for (int r = 0; r < R; r++) {
+                if (!(who >> r & 1)) continue;
+                const int32_t halves = halves_bits(ab[r] + at);
+                if (zero)
+                    s[p][r] = vi_sub(s[p][r], vi_shl(dot_halves(first.sub, last.sub, halves), __builtin_ctz(zero)));
+                sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[p][r]), sum[p][r]);
+                if (scales == PE_SCALES_K16M)
+                    sum[p][r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)),
+                                       vi_to_f32(dot_halves(first.min, last.min, halves)), sum[p][r]);
+            }
         }
         return;
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-        s[r] = zero && (who >> r & 1) ? vi_shl(vi_set1(ab[r][at].minus8), __builtin_ctz(zero) - 3) : vi_zero();
-    dot(cls, unit, NULL, q, 32 * at, R, s);
-    vf m = pe_scales_have_m(scales) ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
-    if (pe_scales_parts(scales) == 8) {  // a scale per 32 k goes into d, a minimum into m
-        const pe_part part = load_part(scales, block, u);
-        d = vf_mul(d, vi_to_f32(part.sub));
-        m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(part.min)));
-    }
-#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        if (!(who >> r & 1)) continue;
-        sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
-        if (pe_scales_have_m(scales)) sum[r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[r]);
+        const vi start =
+            zero && (who >> r & 1) ? vi_shl(vi_set1(ab[r][at].minus8), __builtin_ctz(zero) - 3) : vi_zero();
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) s[p][r] = start;
+    }
+    dot_units(cls, block + unit, stride, P, q, 32 * at, R, s);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++, block += stride) {
+        vf d = load_d(scales, block);
+        vf m = pe_scales_have_m(scales) ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
+        if (pe_scales_parts(scales) == 8) {  // a scale per 32 k goes into d, a minimum into m
+            const pe_part part = load_part(scales, block, u);
+            d = vf_mul(d, vi_to_f32(part.sub));
+            m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(part.min)));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            if (!(who >> r & 1)) continue;
+            sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[p][r]), sum[p][r]);
+            if (pe_scales_have_m(scales)) sum[p][r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[p][r]);
+        }
     }
 }
 
@@ -150,14 +153,23 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) sum[p][r] = vf_zero();
     }
-    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes)
+    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
+        if (R == 1) {  // streams side by side, each read ahead as far as it is used: a burst would wait for itself
+            for (int u = 0; u < units; u++) {
+                const size_t first = w->block_bytes * (size_t)u / (size_t)units / 64 * 64;
+                const size_t end = w->block_bytes * (size_t)(u + 1) / (size_t)units / 64 * 64;
 #pragma GCC unroll 4
-        for (int p = 0; p < P; p++) {
-            const uint8_t *from = block + (size_t)p * w->panel_bytes;
-            if (R == 1)
-                for (size_t ahead = 0; ahead < w->block_bytes; ahead += 64) v_prefetch(from + PREFETCH + ahead);
-            for (int u = 0; u < units; u++) add_unit(cls, scales, R, ~0u, from, units * b + u, u, q, ab, sum[p]);
+                for (int p = 0; p < P; p++) {
+                    const uint8_t *from = block + (size_t)p * w->panel_bytes;
+                    for (size_t ahead = first; ahead < end; ahead += 64) v_prefetch(from + PREFETCH + ahead);
+                    add_units(cls, scales, R, 1, ~0u, from, 0, units * b + u, u, q, ab, sum + p);
+                }
+            }
+            continue;
         }
+        for (int u = 0; u < units; u++)
+            add_units(cls, scales, R, P, ~0u, block, w->panel_bytes, units * b + u, u, q, ab, sum);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         q[r] = a->fine_q + (t + r) * a->ldq;
@@ -174,9 +186,7 @@ PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const in
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) who |= (unsigned)(a->has_fine[(t + r) * a->ldm + word] >> at % 64 & 1) << r;
             const uint8_t *from = panels + (size_t)(at / units) * w->block_bytes;
-#pragma GCC unroll 4
-            for (int p = 0; p < P; p++)
-                add_unit(cls, scales, R, who, from + (size_t)p * w->panel_bytes, at, (int)(at % units), q, ab, sum[p]);
+            add_units(cls, scales, R, P, who, from, w->panel_bytes, at, (int)(at % units), q, ab, sum);
         }
     }
 #pragma GCC unroll 4
@@ -204,8 +214,8 @@ PE_INLINE void float_tile(const pe_class cls, const int R, const int P, const ui
                           int64_t cols, int64_t rows, const pe_act *a, const float *bias, int64_t t, int64_t panel,
                           float *y, int64_t ldy) {
     const int step = (cls == PE_CLASS_F32 ? 4 : 2) * VL;
-    const float *x[TOKENS_PER_TILE];
-    vf sum[PANELS_OF_ONE][TOKENS_PER_TILE];
+    const float *x[FLOAT_TOKENS];
+    vf sum[PANELS_OF_ONE][FLOAT_TOKENS];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         x[r] = a->x + (t + r) * a->ldx;
@@ -250,46 +260,65 @@ typedef void tile_fn(const pe_weight *w, const pe_act *a, const float *bias, int
     }
 
 typedef struct tiles {
-    tile_fn *tokens[TOKENS_PER_TILE];  // 1 to 4 tokens, one panel
-    tile_fn *streams;                  // one token, PANELS_OF_ONE panels
-    tile_fn *wide;                     // of more tokens or panels; NULL: nothing is faster
-    int wide_tokens, wide_panels;
+    int tokens[2];      // of a full tile of 1 panel, of 2 panels; 0: there is none
+    tile_fn *fn[2][8];  // [panels - 1][tokens - 1]
+    tile_fn *streams;   // one token, PANELS_OF_ONE panels
 } tiles;
 
-#if DOT_TOKENS > 4
-#define INTEGER_WIDE(name, cls, scales) INTEGER_TILE(name##_w, cls, scales, DOT_TOKENS, 1)
-#define INTEGER_WIDE_OF(name) name##_w, DOT_TOKENS, 1
-#else
-#define INTEGER_WIDE(name, cls, scales)
-#define INTEGER_WIDE_OF(name) NULL, 0, 0
-#endif
+#define ROW_OF_4(name, P) {name##_1x##P, name##_2x##P, name##_3x##P, name##_4x##P}
+#define ROW_OF_6(name, P) {name##_1x##P, name##_2x##P, name##_3x##P, name##_4x##P, name##_5x##P, name##_6x##P}
+#define ROW_OF_8(name, P) \
+    {name##_1x##P, name##_2x##P, name##_3x##P, name##_4x##P, name##_5x##P, name##_6x##P, name##_7x##P, name##_8x##P}
+#define TILES_OF_4(TILE, P, name, ...)    \
+    TILE(name##_1x##P, __VA_ARGS__, 1, P) \
+    TILE(name##_2x##P, __VA_ARGS__, 2, P) \
+    TILE(name##_3x##P, __VA_ARGS__, 3, P) \
+    TILE(name##_4x##P, __VA_ARGS__, 4, P)
+#define TILES_OF_6(TILE, P, name, ...)     \
+    TILES_OF_4(TILE, P, name, __VA_ARGS__) \
+    TILE(name##_5x##P, __VA_ARGS__, 5, P)  \
+    TILE(name##_6x##P, __VA_ARGS__, 6, P)
+#define TILES_OF_8(TILE, P, name, ...)     \
+    TILES_OF_6(TILE, P, name, __VA_ARGS__) \
+    TILE(name##_7x##P, __VA_ARGS__, 7, P)  \
+    TILE(name##_8x##P, __VA_ARGS__, 8, P)
 
-#define INTEGER_TILES(name, cls, scales)                  \
-    INTEGER_TILE(name##_1, cls, scales, 1, 1)             \
-    INTEGER_TILE(name##_2, cls, scales, 2, 1)             \
-    INTEGER_TILE(name##_3, cls, scales, 3, 1)             \
-    INTEGER_TILE(name##_4, cls, scales, 4, 1)             \
-    INTEGER_TILE(name##_s, cls, scales, 1, PANELS_OF_ONE) \
-    INTEGER_WIDE(name, cls, scales)                       \
-    static const tiles name = {{name##_1, name##_2, name##_3, name##_4}, name##_s, INTEGER_WIDE_OF(name)};
-#define FLOAT_TILES(name, cls)                                 \
-    FLOAT_TILE(name##_1, cls, 1, 1)                            \
-    FLOAT_TILE(name##_2, cls, 2, 1)                            \
-    FLOAT_TILE(name##_3, cls, 3, 1)                            \
-    FLOAT_TILE(name##_4, cls, 4, 1)                            \
-    FLOAT_TILE(name##_s, cls, 1, PANELS_OF_ONE)                \
-    FLOAT_TILE(name##_w, cls, TOKENS_PER_TILE, PANELS_OF_MANY) \
-    static const tiles name = {                                \
-        {name##_1, name##_2, name##_3, name##_4}, name##_s, name##_w, TOKENS_PER_TILE, PANELS_OF_MANY};
+#define FLOAT_TILES(name, cls)                        \
+    TILES_OF_4(FLOAT_TILE, 1, name, cls)              \
+    TILES_OF_4(FLOAT_TILE, 2, name, cls)              \
+    FLOAT_TILE(name##_streams, cls, 1, PANELS_OF_ONE) \
+    static const tiles name = {{4, 4}, {ROW_OF_4(name, 1), ROW_OF_4(name, 2)}, name##_streams};
+// Of classes with a scale per 16 k, whose dot products take a panel by itself.
+#if DOT_TOKENS == 8
+#define INTEGER_TILES_16(name, cls, scales)                     \
+    TILES_OF_8(INTEGER_TILE, 1, name, cls, scales)              \
+    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
+    static const tiles name = {{8}, {ROW_OF_8(name, 1)}, name##_streams};
+#else
+#define INTEGER_TILES_16(name, cls, scales)                     \
+    TILES_OF_4(INTEGER_TILE, 1, name, cls, scales)              \
+    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
+    static const tiles name = {{4}, {ROW_OF_4(name, 1)}, name##_streams};
+#endif
+#ifdef DOT_PANELS
+#define INTEGER_TILES(name, cls, scales)                        \
+    TILES_OF_6(INTEGER_TILE, 1, name, cls, scales)              \
+    TILES_OF_6(INTEGER_TILE, 2, name, cls, scales)              \
+    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
+    static const tiles name = {{6, 6}, {ROW_OF_6(name, 1), ROW_OF_6(name, 2)}, name##_streams};
+#else
+#define INTEGER_TILES(name, cls, scales) INTEGER_TILES_16(name, cls, scales)
+#endif
 
 // The pairs of class and scales that formats.def has.
 // clang-format off
-#define PE_QUANTIZED(X) \
-    X(U2, K16M) X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) \
-    X(I8, D) X(IQ4, D) X(IQ4, K32) X(FP4, E8)
+#define PE_QUANTIZED(X, X16) \
+    X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(I8, D) X(IQ4, D) X(IQ4, K32) X(FP4, E8) \
+    X16(U2, K16M) X16(U3, K16) X16(U6, K16)
 // clang-format on
 #define PE_TILES(cls, scales) INTEGER_TILES(cls##_##scales, PE_CLASS_##cls, PE_SCALES_##scales)
-PE_QUANTIZED(PE_TILES)
+#define PE_TILES_16(cls, scales) INTEGER_TILES_16(cls##_##scales, PE_CLASS_##cls, PE_SCALES_##scales)
+PE_QUANTIZED(PE_TILES, PE_TILES_16)
 FLOAT_TILES(f32, PE_CLASS_F32)
 FLOAT_TILES(f16, PE_CLASS_F16)
 FLOAT_TILES(bf16, PE_CLASS_BF16)
@@ -303,7 +332,7 @@ static const tiles *tiles_of(const pe_weight *w) {
     }
 #define PE_FIND(cls_, scales_) \
     if (w->cls == PE_CLASS_##cls_ && w->scales == PE_SCALES_##scales_) return &cls_##_##scales_;
-    PE_QUANTIZED(PE_FIND)
+    PE_QUANTIZED(PE_FIND, PE_FIND)
     return NULL;  // formats.def has no such pair
 }
 
@@ -313,16 +342,17 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
     int64_t p = p0;
     if (t1 - t0 == 1)
         for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, t0, p, y, ldy);
-    const int tokens = tile->wide_tokens, panels = tile->wide_panels;
-    const int64_t full = tile->wide ? t0 + (t1 - t0) / tokens * tokens : t0;
-    const int64_t wide = full > t0 ? p + (p1 - p) / panels * panels : p;
-    for (int64_t i = p; i < wide; i += panels)
-        for (int64_t t = t0; t < full; t += tokens) tile->wide(w, a, bias, t, i, y, ldy);
-    for (; p < p1; p++)
-        for (int64_t t = p < wide ? full : t0; t < t1; t += TOKENS_PER_TILE) {
-            const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;
-            tile->tokens[n - 1](w, a, bias, t, p, y, ldy);
+    while (p < p1) {
+        const int panels = p + 1 < p1 && tile->tokens[1] ? 2 : 1;
+        // As few tiles as there can be, of sizes that differ by one at most: the last one would be the slowest per token.
+        const int64_t n = (t1 - t0 + tile->tokens[panels - 1] - 1) / tile->tokens[panels - 1];
+        for (int64_t i = 0, t = t0; i < n; i++) {
+            const int64_t tokens = (t1 - t0 + i) / n;
+            tile->fn[panels - 1][tokens - 1](w, a, bias, t, p, y, ldy);
+            t += tokens;
         }
+        p += panels;
+    }
 }
 
 // ---- the reference path ----------------------------------------------------------------------------------------------
@@ -343,8 +373,8 @@ void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, i
                                 float *, int64_t) = {reference_1, reference_2, reference_3, reference_4};
     for (int64_t p = p0; p < p1; p++) {
         PE_FN(unpack_panel)(w, p, scratch);
-        for (int64_t t = t0; t < t1; t += TOKENS_PER_TILE) {
-            const int64_t n = t1 - t < TOKENS_PER_TILE ? t1 - t : TOKENS_PER_TILE;
+        for (int64_t t = t0; t < t1; t += FLOAT_TOKENS) {
+            const int64_t n = t1 - t < FLOAT_TOKENS ? t1 - t : FLOAT_TOKENS;
             tile[n - 1](scratch, w, a, bias, t, p, y, ldy);
         }
     }
