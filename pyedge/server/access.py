@@ -6,6 +6,7 @@ Owns what is noted of a request while it is answered. The line is written when t
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ log = logging.getLogger("pyedge.server.access")
 
 @dataclass
 class Record:
+    id: str = field(default_factory=lambda: f"req_{secrets.token_hex(8)}")  # the client gets it too, to ask about
     start: float = field(default_factory=time.perf_counter)
     requests: Sequence[Request] = ()  # of the engine
     tokens: int = 0  # that were embedded
@@ -43,10 +45,15 @@ def install(app: Flask, service: Service) -> None:
         noted, client, method = record(), request.remote_addr, request.method
         path = request.url_rule.rule if request.url_rule is not None else "(none)"  # not what a stranger typed
 
+        response.headers["X-Request-Id"] = noted.id
+
         def write() -> None:
             service.metrics.count_answer(path, response.status_code)
             if log.isEnabledFor(logging.INFO):
-                log.info("%s", _line(noted, f"client={client} method={method} path={path}", response.status_code))
+                log.info(
+                    "%s",
+                    _line(noted, f"id={noted.id} client={client} method={method} path={path}", response.status_code),
+                )
 
         response.call_on_close(write)
         return response

@@ -67,7 +67,7 @@ def test_the_access_log(server: Server, caplog: pytest.LogCaptureFixture) -> Non
         "ignore_eos": True,
         "user": secret,
     }
-    server.post(CHAT, body)
+    reply = server.post(CHAT, body)
     server.post(CHAT, {**body, "stream": True, "n": 2})
     server.post(CHAT, {**body, "messages": [{"role": secret, "content": secret}]})
     server.post("/v1/completions", {"prompt": secret, "max_tokens": 1})
@@ -76,10 +76,12 @@ def test_the_access_log(server: Server, caplog: pytest.LogCaptureFixture) -> Non
     lines = [r.getMessage() for r in caplog.records if r.name == "pyedge.server.access"]
     first, second, third, *_ = (line for line in lines if f"path={CHAT}" in line)
     assert re.fullmatch(
-        r"client=127\.0\.0\.1 method=POST path=/v1/chat/completions status=200 seconds=[\d.]+ prompt_tokens=\d+ "
+        r"id=req_[0-9a-f]{16} client=127\.0\.0\.1 "
+        r"method=POST path=/v1/chat/completions status=200 seconds=[\d.]+ prompt_tokens=\d+ "
         r"cached_tokens=\d+ output_tokens=3 queue=[\d.]+ ttft=[\d.]+ tpot=[\d.]+ preemptions=0 finish=length",
         first,
     )
+    assert first.startswith(f"id={reply.headers['x-request-id']} ")
     assert "output_tokens=6" in second
     assert "status=400" in third
     assert "zebra" not in caplog.text
