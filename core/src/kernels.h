@@ -60,7 +60,7 @@ typedef struct pe_act {
 
 // Keys and values of one layer, as one sequence sees them through its block table.
 typedef struct pe_kv_view {
-    void *k;               // [n_pages, n_kv_heads] of [head_dim, page_size]: one lane is one key; see cpu/kv.h
+    void *k;               // [n_pages, n_kv_heads] of [head_dim, page_size]: one lane is one key; see cpu/kv.c
     void *v;               // [n_pages, n_kv_heads] of [page_size, head_dim]
     const int32_t *table;  // [pages of the sequence]
     int32_t type;          // pe_kv_type

@@ -7,7 +7,7 @@
 // the nearest cache: the loops here know neither pages nor types.
 #include <math.h>
 
-#include "kv.h"
+#include "cpu.h"
 
 enum {
     CHUNK_VECTORS = PE_CHUNK / VL,
@@ -258,12 +258,12 @@ void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch) {
     const int group = a->n_heads / a->kv.n_kv_heads;
-    const pe_span sees_all = pe_attention_sees(a, t);
-    const int32_t first = sees_all.first / PE_CHUNK;
+    const pe_span span = pe_attention_sees(a, t);
+    const int32_t first = span.first / PE_CHUNK, end = c1 * PE_CHUNK < span.end ? c1 * PE_CHUNK : span.end;
     workspace *w = scratch;
     for (int32_t c = c0 > first ? c0 : first; c < c1; c++) {
         const pe_span seen = sees_of_chunk(a, t, c);
-        PE_FN(kv_unpack)(&a->kv, kv_head, c, sees_all.end, w->keys, w->values, value_stride(&a->kv));
+        PE_FN(kv_unpack)(&a->kv, kv_head, c, end, w->keys, w->values, value_stride(&a->kv));
         for (int i = 0; i < group; i += ROWS_PER_TILE) {
             const float *q[ROWS_PER_TILE];
             pe_partial *out[ROWS_PER_TILE];
@@ -283,13 +283,17 @@ void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, p
     const int group = a->n_heads / a->kv.n_kv_heads;
     const pe_span sees = pe_attention_sees(a, t);
     const int32_t first = sees.first / PE_CHUNK, end = (sees.end + PE_CHUNK - 1) / PE_CHUNK;
-    for (int i = 0; i < group; i++) {
-        pe_partial *into = &partials[(int64_t)first * group + i];
+    for (int i = 0; i < group; i += ROWS_PER_TILE) {
+        const int R = group - i < ROWS_PER_TILE ? group - i : ROWS_PER_TILE;
+        pe_partial *into[ROWS_PER_TILE];
+        for (int r = 0; r < R; r++) into[r] = &partials[(int64_t)first * group + i + r];
         for (int32_t c = first + 1; c < end; c++) {
-            const pe_partial *from = &partials[(int64_t)c * group + i];
-            merge(&into, &from, 1, value_stride(&a->kv));
+            const pe_partial *from[ROWS_PER_TILE];
+            for (int r = 0; r < R; r++) from[r] = &partials[(int64_t)c * group + i + r];
+            merge(into, from, R, value_stride(&a->kv));
         }
-        finish(into, sink_of(a, kv_head, group, i), a->kv.head_dim,
-               a->out + row_offset(a, kv_head, group, t, i, a->ldo));
+        for (int r = 0; r < R; r++)
+            finish(into[r], sink_of(a, kv_head, group, i + r), a->kv.head_dim,
+                   a->out + row_offset(a, kv_head, group, t, i + r, a->ldo));
     }
 }

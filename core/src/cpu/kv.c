@@ -1,7 +1,59 @@
-// Writes keys and values to the cache, a token at a time, and reads them back as floats, a chunk at a time.
+// The cache's pages: writes keys and values, a token at a time, and reads them back as floats, a chunk at a time. How they
+// lie in a page, one head after the other, is known here alone:
+//
+//   keys    numbers [head_dim, page_size], so that one lane is one key; then, quantized, scales f16 [blocks, page_size]
+//   values  numbers [page_size, head_dim]; scales likewise
+//
+// A block is 32 dims of one head (the last may be shorter). f32 and f16 have no scales. q8_0 is int8. q4_0 is 0 to 15,
+// 8 standing for zero, two in a byte: of keys dims 2i and 2i + 1; of values dims 16 g + i and 16 g + 8 + i, i < 8.
 #include <math.h>
 
-#include "kv.h"
+#include "cpu.h"
+
+PE_INLINE bool kv_has_scales(int32_t type) { return type == PE_KV_Q8_0 || type == PE_KV_Q4_0; }
+
+// Bytes of `page_size` numbers of keys at one d; for q4_0 of two d.
+PE_INLINE int64_t kv_key_stride(int32_t type, int32_t page_size) {
+    return page_size * (type == PE_KV_F32 ? 4 : type == PE_KV_F16 ? 2 : 1);
+}
+
+// Bytes of the values of one key.
+PE_INLINE int64_t kv_value_stride(int32_t type, int32_t head_dim) {
+    return type == PE_KV_F32   ? 4 * head_dim
+           : type == PE_KV_F16 ? 2 * head_dim
+                               : (int64_t)pe_kv_row_bytes(type, head_dim);
+}
+
+// From the first number of a head's keys or values on a page to its scales.
+PE_INLINE int64_t kv_scales_at(int32_t type, int32_t head_dim, int32_t page_size) {
+    return (int64_t)pe_kv_row_bytes(type, head_dim) * page_size;
+}
+
+// VL keys at dim d. from: the head's keys on the page, and the lane's offset in numbers.
+PE_INLINE vf kv_load_keys(const int32_t type, const uint8_t *from, int64_t stride, int d) {
+    switch (type) {
+    case PE_KV_F32: return vf_load((const float *)(from + d * stride));
+    case PE_KV_F16: return vf_load_f16((const uint16_t *)(from + d * stride));
+    case PE_KV_Q8_0: return vi_to_f32(vi_load_i8((const int8_t *)(from + d * stride)));
+    default:
+        return vi_to_f32(
+            vi_sub(vi_and(vi_shr(vi_load_u8(from + d / 2 * stride), 4 * (d & 1)), vi_set1(15)), vi_set1(8)));
+    }
+}
+
+// Dims d to d + VL of one key's values.
+PE_INLINE vf kv_load_values(const int32_t type, const uint8_t *row, int d) {
+    switch (type) {
+    case PE_KV_F32: return vf_load((const float *)row + d);
+    case PE_KV_F16: return vf_load_f16((const uint16_t *)row + d);
+    case PE_KV_Q8_0: return vi_to_f32(vi_load_i8((const int8_t *)row + d));
+    default:
+        return vi_to_f32(
+            vi_sub(vi_and(vi_shr(vi_load_u8(row + d / 16 * 8 + d % 8), d & 8 ? 4 : 0), vi_set1(15)), vi_set1(8)));
+    }
+}
+
+// ---- writing ---------------------------------------------------------------------------------------------------------
 
 // Rounds a block to q * scale, as Q8_0 and Q4_0 weights are. Returns the scale's bits; NaN stays NaN.
 static uint16_t round_q8(const float *x, int n, int8_t *q) {
@@ -101,39 +153,54 @@ void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, con
 
 // ---- reading ---------------------------------------------------------------------------------------------------------
 
+// Keys of VL slots, all dims, into to [head_dim, 64]. lane: their numbers at d = 0. fetch: what lies `ahead` of them too.
+PE_INLINE void unpack_lanes(const int32_t type, const bool fetch, const uint8_t *lane, int64_t stride, int64_t ahead,
+                            const uint16_t *scales, int32_t page_size, int head_dim, float *to) {
+    for (int d0 = 0; d0 < head_dim; d0 += PE_KV_BLOCK) {
+        const int end = d0 + PE_KV_BLOCK < head_dim ? d0 + PE_KV_BLOCK : head_dim;
+        const vf scale = kv_has_scales(type) ? vf_load_f16(scales + d0 / PE_KV_BLOCK * page_size) : vf_zero();
+        for (int d = d0; d < end; d += 8)  // as head_dim is
+#pragma GCC unroll 8
+            for (int i = d; i < d + 8; i++) {
+                if (fetch) v_prefetch(lane + i * stride + ahead);
+                const vf k = kv_load_keys(type, lane, stride, i);
+                vf_store(to + i * PE_CHUNK, kv_has_scales(type) ? vf_mul(k, scale) : k);
+            }
+    }
+}
+
 // A page's keys of one head, slots [0, n), into to [head_dim, 64]. ahead: bytes from there to what will be read next.
 PE_INLINE void unpack_keys(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int64_t ahead, int n,
                            float *to) {
-    const int64_t stride = kv_key_stride(type, kv->page_size);
-    const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, kv->head_dim, kv->page_size));
-    for (int i = 0; i < n; i += VL) {
-        const uint8_t *lane = from + i * (stride / kv->page_size);
-        vf scale = vf_zero();
-        for (int d = 0; d < kv->head_dim; d++) {
-            if (kv_has_scales(type) && d % PE_KV_BLOCK == 0)
-                scale = vf_load_f16(scales + d / PE_KV_BLOCK * kv->page_size + i);
-            if (i == 0) v_prefetch(lane + d * stride + ahead);
-            const vf k = kv_load_keys(type, lane, stride, d);
-            vf_store(to + d * PE_CHUNK + i, kv_has_scales(type) ? vf_mul(k, scale) : k);
-        }
-    }
+    const int32_t page_size = kv->page_size, head_dim = kv->head_dim;
+    const int64_t stride = kv_key_stride(type, page_size), lane = stride / page_size * VL;
+    const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, head_dim, page_size));
+    unpack_lanes(type, true, from, stride, ahead, scales, page_size, head_dim, to);
+    for (int i = 1; i * VL < n; i++)
+        unpack_lanes(type, false, from + i * lane, stride, 0, scales + i * VL, page_size, head_dim, to + i * VL);
 }
 
 // A page's values of one head, slots [0, n), into to [n, ld].
 PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int64_t ahead, int n,
                              float *to, int64_t ld) {
-    const int64_t stride = kv_value_stride(type, kv->head_dim);
-    const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, kv->head_dim, kv->page_size));
+    const int32_t page_size = kv->page_size, head_dim = kv->head_dim;
+    const int64_t stride = kv_value_stride(type, head_dim);
+    const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, head_dim, page_size));
+    float scale_of[PE_MAX_HEAD_DIM / PE_KV_BLOCK * PE_CHUNK];  // [blocks, page_size]
+    for (int i = 0; kv_has_scales(type) && i < (head_dim + PE_KV_BLOCK - 1) / PE_KV_BLOCK * page_size; i += VL)
+        vf_store(scale_of + i, vf_load_f16(scales + i));
     for (int j = 0; j < n; j++, from += stride, to += ld) {
         for (int64_t i = 0; i < stride; i += 64) v_prefetch(from + ahead + i);
-        vf scale = vf_zero();
-        for (int d = 0; d < kv->head_dim; d += VL) {
-            if (kv_has_scales(type) && d % PE_KV_BLOCK == 0)
-                scale = vf_set1(pe_f16_to_f32(scales[d / PE_KV_BLOCK * kv->page_size + j]));
-            const vf v = kv_load_values(type, from, d);
-            vf_store(to + d, kv_has_scales(type) ? vf_mul(v, scale) : v);
+        for (int d0 = 0; d0 < head_dim; d0 += PE_KV_BLOCK) {
+            const int end = d0 + PE_KV_BLOCK < head_dim ? d0 + PE_KV_BLOCK : head_dim;
+            vf scale = vf_zero();
+            if (kv_has_scales(type)) scale = vf_set1(scale_of[d0 / PE_KV_BLOCK * page_size + j]);
+            for (int d = d0; d < end; d += VL) {
+                const vf v = kv_load_values(type, from, d);
+                vf_store(to + d, kv_has_scales(type) ? vf_mul(v, scale) : v);
+            }
         }
-        for (int64_t d = kv->head_dim; d < ld; d += VL) vf_store(to + d, vf_zero());
+        for (int64_t d = head_dim; d < ld; d += VL) vf_store(to + d, vf_zero());
     }
 }
 
