@@ -80,7 +80,6 @@ class Listener:
             max_request_body_size=settings.max_body,
             max_request_header_size=settings.max_header,
             outbuf_high_watermark=_OUTPUT_MARK,
-            asyncore_use_poll=True,
             log_socket_errors=False,  # a client that leaves is no event
             ident=None,
         )

@@ -143,7 +143,7 @@ def _where(raw: Any, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
         if inside:
             raw = raw[key]
             path.append(key)
-        elif key is loc[-1] and isinstance(raw, dict) and isinstance(key, str) and "[" not in key:
+        elif key == loc[-1] and isinstance(raw, dict) and isinstance(key, str) and "[" not in key:
             path.append(key)  # it is missing
     return tuple(path)
 
