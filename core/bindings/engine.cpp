@@ -216,6 +216,24 @@ class Engine {
         return {times, times + n_ops_};
     }
 
+    void collect(bool on) {
+        const Lock lock(*this);
+        pe_error err{};
+        check(pe_engine_collect(handle_.get(), on, &err), err);
+    }
+
+    py::tuple collected(std::int32_t op, std::int32_t slot) {
+        const Lock lock(*this);
+        pe_error err{};
+        pe_collected c{};
+        check(pe_engine_collected(handle_.get(), op, slot, &c, &err), err);
+        py::array_t<double> sums({static_cast<py::ssize_t>(c.n), static_cast<py::ssize_t>(c.columns)});
+        std::copy(c.sums, c.sums + c.n * c.columns, sums.mutable_data());
+        py::array_t<std::int64_t> rows(static_cast<py::ssize_t>(c.n));
+        std::copy(c.rows, c.rows + c.n, rows.mutable_data());
+        return py::make_tuple(sums, rows);
+    }
+
     void copy_page(std::int32_t from, std::int32_t to) {
         const Lock lock(*this);
         pe_error err{};
@@ -321,6 +339,10 @@ void bind_engine(py::module_ &m) {
         .def("profile", &Engine::profile, py::arg("on"),
              "Counts the time of each op from now on, from zero; or no longer.")
         .def("op_times", &Engine::op_times, "Nanoseconds that each op of the plan has taken since profile(True).")
+        .def("collect", &Engine::collect, py::arg("on"),
+             "Sums the squares of what each matrix is multiplied with, from now on, from zero; or no longer.")
+        .def("collected", &Engine::collected, py::arg("op"), py::arg("slot"),
+             "Of the weight `slot` of the plan's op: sums [n, columns], float64, and rows [n], int64, n experts or 1.")
         .def("copy_page", &Engine::copy_page, py::arg("source"), py::arg("target"),
              "Copies a page of every layer onto another one.")
         .def("fill_page", &Engine::fill_page, py::arg("page"), py::arg("value"),

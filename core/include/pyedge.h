@@ -310,6 +310,17 @@ PE_API pe_status pe_engine_on_tap(pe_engine *e, const char *op, pe_tap tap, void
 // way.
 PE_API pe_status pe_engine_profile(pe_engine *e, bool on, pe_error *err);
 PE_API const int64_t *pe_engine_op_times(const pe_engine *e);  // nanoseconds, [pe_model_n_ops]; NULL: not counted
+// Sums, from now on and from zero, the squares of what each matrix is multiplied with; or no longer. A step allocates
+// nothing either way.
+PE_API pe_status pe_engine_collect(pe_engine *e, bool on, pe_error *err);
+// Of one weight of an op: a matrix, or as many as there are experts. Valid until pe_engine_collect.
+typedef struct pe_collected {
+    const double *sums;   // [n, columns]
+    const int64_t *rows;  // [n]: how many were summed
+    int32_t n;
+    int64_t columns;
+} pe_collected;
+PE_API pe_status pe_engine_collected(const pe_engine *e, int32_t op, int32_t slot, pe_collected *out, pe_error *err);
 // Copies a page of every layer onto another one: before one of two sequences that share it writes to it.
 PE_API pe_status pe_engine_copy_page(pe_engine *e, int32_t from, int32_t to, pe_error *err);
 // Fills a page of every layer with one value: tests put NaN where nothing may be read.

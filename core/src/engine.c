@@ -276,6 +276,7 @@ void pe_engine_release(pe_engine *e) {
     free(e->layer_offset);
     free(e->values);
     free(e->op_times);
+    pe_collected_free(e);
     pe_model_release(e->model);
     free(e);
 }

@@ -72,7 +72,14 @@ struct pe_engine {
     void *tap_ctx;
     int32_t tap_op;     // -1: none
     int64_t *op_times;  // [n_ops]: nanoseconds since pe_engine_profile; NULL: not counted
+    struct {
+        double *sums;    // of squares, [sum of the matrices' columns]; NULL: not collected
+        int64_t *first;  // [n_matrices + 1]: where each one's begin
+        int64_t *rows;   // [n_matrices]: that were summed
+    } collected;
 };
+
+void pe_collected_free(pe_engine *e);
 
 // K and V pages of one layer.
 pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer);

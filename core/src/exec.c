@@ -182,6 +182,7 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
 }
 
 void pe_multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n) {
+    if (r->e->collected.sums) pe_collect(r, x, cols, products, n);
     matmul j = {.r = r,
                 .act = r->e->act,
                 .rows = rows,

@@ -38,6 +38,9 @@ void pe_each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(cons
 // The products of one input x [rows, cols], n of them. One without rows must not be among them.
 void pe_multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n);
 
+// Adds the squares of x [rows, cols] to what is collected for the matrices of these products.
+void pe_collect(const run *r, const float *x, int64_t cols, const pe_product *products, int32_t n);
+
 void pe_run_moe(const run *r);
 
 #endif

@@ -27,6 +27,7 @@ COMMANDS = {  # name: its line in the help
     "serve": "Serve an HTTP API and a chat page.",
     "tokenize": "Turn a text into tokens.",
     "convert": "Make a GGUF file of a checkpoint in Hugging Face's form.",
+    "imatrix": "Collect what goes into a model's matrices.",
     "perplexity": "Measure how well a model foretells a text.",
     "inspect": "Show what a file holds, and what is wrong with it.",
     "bench": "Measure the speed of reading and writing.",
