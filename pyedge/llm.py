@@ -297,7 +297,9 @@ class LLM:
         **variables: Any,
     ) -> list[int]:
         """Token ids of a conversation as `chat` takes it. variables: for the template."""
-        return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, **variables)
+        hopeless = _n_characters(messages) > _LONG_TOKEN * self.max_model_len
+        limit = self.max_model_len if hopeless else None
+        return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, limit=limit, **variables)
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
@@ -467,6 +469,17 @@ def _plan_cache(
     if n_pages * page_bytes > available:
         raise ValueError(f"{what} is more than the {_megabytes(available)} of memory available; use a smaller {remedy}")
     return min(n_pages, MAX_PAGES), length
+
+
+def _n_characters(value: Any, depth: int = 5) -> int:
+    """Of messages that nobody has checked: in their contents, and in the texts of parts."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = [value.get("content"), value.get("text")]
+    if not isinstance(value, (list, tuple)) or depth == 0:
+        return 0
+    return sum(_n_characters(each, depth - 1) for each in value)
 
 
 def _each(prompts: Any) -> list[Any]:

@@ -30,6 +30,8 @@ def make_requests(
     deadline = None if settings.request_timeout is None else engine.clock() + settings.request_timeout
     rules: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt, "deadline": deadline}
     with refusals("prompt"):
+        for prompt in prompts:
+            engine.scheduler.room(len(prompt))  # before each of the ids is looked at
         return [request for prompt in prompts for request in engine.requests(prompt, params, **rules)]
 
 

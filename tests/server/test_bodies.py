@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -192,8 +193,16 @@ def test_a_prompt_that_cannot_fit(server: Server) -> None:
             assert reply.status == 400
             assert reply.error["code"] == "context_length_exceeded"
             assert "512" in reply.error["message"]
-    reply = server.post(TEXT, {"prompt": "x" * 4_000_000})
-    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    for path, rest in (
+        (TEXT, {"prompt": "x" * 4_000_000}),
+        (TEXT, {"prompt": [5] * 2_000_000}),
+        (CHAT, {"messages": [{"role": "user", "content": "ab " * 1_000_000}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "ab " * 1_000_000}]}]}),
+    ):
+        start = time.monotonic()
+        reply = server.post(path, rest)
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert time.monotonic() - start < 2
 
 
 def test_a_body_that_is_too_long(server: Server) -> None:
