@@ -1,21 +1,17 @@
 """A checkpoint in Hugging Face's form becomes a GGUF file: what `pyedge convert` does.
 
-Owns the way of every tensor into the file, in pieces, so that memory does not depend on the model's size, and the keys
-that all families have. What is particular to a family stands in its module of pyedge/models: CHECKPOINTS. Nothing is
-written before the file that will be there has been tried as far as that goes without weights: its plan is built, and
-its tokenizer.
+Owns the plan of the file: which of its tensors is made of what (made_tensor.py makes them), and the keys that all
+families have. What is particular to a family stands in its module of pyedge/models: CHECKPOINTS. Nothing is written
+before the file that will be there has been tried as far as that goes without weights: its plan is built, and its
+tokenizer.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, cast
-
-import numpy as np
 
 from pyedge import _core
 from pyedge.errors import ModelError
@@ -25,12 +21,11 @@ from pyedge.models.checkpoint import Config, To
 from pyedge.tools import rope_settings, tokenizer_files
 from pyedge.tools.checkpoint import AGAIN, FLOATS, Checkpoint, Stored
 from pyedge.tools.gguf_writer import GgufWriter, Tensor, packed
+from pyedge.tools.made_tensor import Made
 
 TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}  # with general.file_type
 _MXFP4_FILE = 38  # general.file_type, where experts are in MXFP4
-_PIECE = 1 << 21  # values at once
 _KEPT = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # small, and always F32
-_LARGEST_F16 = 65520.0  # from here on, values become infinity
 
 _KEYS: dict[str, tuple[str, ...]] = {  # whole numbers, and what checkpoints call them
     "block_count": ("num_hidden_layers", "n_layer"),
@@ -45,7 +40,6 @@ _EPSILONS = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
 }
-_MODES = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "lasttoken"}
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # pooling_type
 _POOLING_FLAGS = {
     "pooling_mode_mean_tokens": "mean",
@@ -89,88 +83,6 @@ def convert(
     }
 
 
-# ---- A tensor --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tensor of the file, and what it is made of."""
-
-    tensor: Tensor
-    to: To
-    sources: tuple[Stored, ...]  # stacked, if they are several
-    scales: Stored | None = None  # of MXFP4
-    head_dim: int = 0  # of heads whose halves are to be neighbours
-    values: np.ndarray | None = None  # known already: there are no sources
-
-    def pieces(self) -> Iterator[np.ndarray]:
-        """Its bytes, part by part."""
-        if self.values is not None:
-            yield self.values
-        elif self.scales is not None:
-            for source in self.sources:
-                yield from _mxfp4(source, self.scales, self.to)
-        else:
-            for source in self.sources:
-                for values in self._values(source):
-                    yield self._encoded(values + np.float32(self.to.plus) if self.to.plus else values)
-
-    def _values(self, source: Stored) -> Iterator[np.ndarray]:
-        (first, step), columns = self.to.rows, source.columns
-        if self.to.transposed:
-            n = source.shape[-2]
-            for i in range(0, source.n_rows, n):
-                yield np.ascontiguousarray(source.values(i, n).T[first::step])
-            return
-        vectors = self.tensor.name.endswith(".bias")  # their rows are what a matrix has as columns
-        whole = self.head_dim if self.head_dim and len(source.shape) > 1 else step
-        for i, n in _runs(source.n_rows, max(1, _PIECE // columns // whole) * whole):
-            values = source.values(i, n)
-            if self.head_dim:  # of a bias, one row has all heads
-                by_heads = values.reshape(-1, 2, self.head_dim // 2, columns if len(source.shape) > 1 else 1)
-                values = by_heads.swapaxes(1, 2).reshape(values.shape)
-            yield np.ascontiguousarray(values[:, first::step] if vectors else values[first::step])
-
-    def _encoded(self, values: np.ndarray) -> np.ndarray:
-        kind = self.tensor.type
-        if kind == "F32":
-            return values
-        if kind == "F16":
-            with np.errstate(over="ignore"):
-                halves = values.astype(np.float16)
-            if not np.isfinite(halves).all():
-                largest = float(np.abs(values).max())
-                raise ModelError(
-                    f"{self.sources[0].name}: {largest:g} is more than F16 can hold; say --type bf16 or --type f32"
-                )
-            return halves
-        assert kind == "BF16"
-        bits = values.view(np.uint32)  # of finite numbers, rounded to the nearest, ties to even
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _runs(n: int, most: int) -> Iterator[tuple[int, int]]:
-    """The first and the number of rows of each piece."""
-    for i in range(0, n, most):
-        yield i, min(most, n - i)
-
-
-def _mxfp4(blocks: Stored, scales: Stored, to: To) -> Iterator[np.ndarray]:
-    """Blocks of 32 values as the file has them: the scale, then bytes of the value i and of i + 16. A checkpoint has
-    neighbours in a byte, the first one low."""
-    first, step = to.rows
-    rows, n = math.prod(blocks.shape[:-2]), blocks.shape[-2]
-    for i, count in _runs(rows, max(1, _PIECE // 32 // n // step) * step):
-        pairs = blocks.raw(i * n, count * n).reshape(count, n, 16)[first::step]
-        values = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(-1, n, 32)
-        codes = values[..., :16] | (values[..., 16:] << 4)
-        own = scales.raw(i, count).reshape(count, n, 1)[first::step]
-        yield np.concatenate((own, codes), axis=-1)
-
-
-# ---- The file --------------------------------------------------------------------------------------------------------
-
-
 class _Plan:
     """What the file will be."""
 
@@ -182,6 +94,7 @@ class _Plan:
         found = self._named(stored)
         self.type = type or _most(found)
         made = [self._made(name, to, sources, stored) for name, (to, sources) in found.items()]
+        _check_modules(checkpoint)
         self.pooling = _pooling(checkpoint)
         self._check_output(found, stored)
         rope = ({}, {}) if "rope_theta" not in self._about.defaults else rope_settings.rope(self._config, self._about)
@@ -315,6 +228,9 @@ class _Plan:
             keys["attention.key_length"] = keys["attention.value_length"] = config.head_dim
         if self.pooling is not None:
             keys["pooling_type"] = self.pooling
+        for t in self.tensors:
+            if (name := t.name.removesuffix(".weight")) in self._about.sized:
+                keys[f"{name}_feat_in"], keys[f"{name}_feat_out"] = t.shape[:2]
         return keys
 
     def _windows(self) -> dict[str, Any]:
@@ -424,6 +340,18 @@ def _family(checkpoint: Checkpoint) -> tuple[About, Config]:
                 f"config.json: {name}: {value!r:.40} is not supported for {about.architecture}; take another model"
             )
     return about, Config(raw, about.defaults)
+
+
+def _check_modules(checkpoint: Checkpoint) -> None:
+    """What stands between the model and its embeddings must be linear."""
+    for kind, path in checkpoint.modules:
+        function = checkpoint.object(f"{path}/config.json").get("activation_function") if kind == "Dense" else None
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+            raise ModelError(f"modules.json: {kind!r:.40} is not supported; take another model")
+        if function is not None and not str(function).endswith(".Identity"):
+            raise ModelError(
+                f"{path}/config.json: activation_function: {function!r:.60} is not supported; take another"
+            )
 
 
 def _pooling(checkpoint: Checkpoint) -> int | None:

@@ -92,6 +92,7 @@ class Checkpoint:
     windows: int | None = None  # one layer of so many has no sliding window; 0: all have it; None: none has
     prefixes: tuple[str, ...] = ()  # that names may begin with
     ignored: tuple[str, ...] = ()  # patterns of names that are no part of what is run
+    sized: tuple[str, ...] = ()  # tensors whose widths are keys too: `NAME_feat_in` and `NAME_feat_out`
     yarn_truncates: bool = True  # its ramp begins and ends at whole pairs
 
 

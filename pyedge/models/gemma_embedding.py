@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gemma-embedding",)
 IGNORED = ()
+_DENSE = ("dense_2", "dense_3")
 CHECKPOINTS = (
     Checkpoint(
         "gemma-embedding",
@@ -28,9 +29,9 @@ CHECKPOINTS = (
         computed={**gemma3.COMPUTED, "use_bidirectional_attention": (True,)},
         keys=gemma3.keys,
         windows=6,
+        sized=_DENSE,
     ),
 )
-_DENSE = ("dense_2", "dense_3")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ config.json has known.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import hfcheckpoint
 import numpy as np
 import pytest
 from corerun import Runner
+from program import program
 
-from pyedge import _core
+from pyedge import ModelError, _core
 from pyedge.models import build_plan
 from pyedge.tools.convert import convert
 
@@ -71,3 +73,75 @@ def test_every_family(tmp_path: Path, name: str) -> None:
             for t in ours.tensors:
                 assert np.allclose(ours.dequantize(t.name), theirs.dequantize(t.name), rtol=1e-6, atol=0), t.name
                 assert t.type == theirs.tensors[theirs.tensor_index(t.name)].type
+
+
+def test_the_text_part_of_a_model_of_images(tmp_path: Path) -> None:
+    case = families.load("gemma3")
+    plain, whole = (hfcheckpoint.write(tmp_path / name, case) for name in ("plain", "whole"))
+    config = json.loads((whole / "config.json").read_text())
+    settings = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config, "vision_config": {}}
+    hfcheckpoint.write_json(whole / "config.json", settings)
+    others = {"vision_tower.layers.0.weight": np.ones((2, 2), np.float32)}
+    for prefix in ("language_model.model.", "model.language_model."):
+        tensors = {n.replace("model.", prefix, 1): v for n, v in case.weights().items()}
+        hfcheckpoint.write_weights(whole, {**tensors, **others})
+        convert(whole, tmp_path / "whole.gguf")
+        convert(plain, tmp_path / "plain.gguf")
+        with _core.Gguf(tmp_path / "plain.gguf") as a, _core.Gguf(tmp_path / "whole.gguf") as b:
+            assert keys_of(a, "gemma3") == keys_of(b, "gemma3")
+            assert [t.name for t in a.tensors] == [t.name for t in b.tensors]
+            assert all(np.array_equal(a.dequantize(t.name), b.dequantize(t.name)) for t in a.tensors)
+
+
+def test_names_of_a_model_without_its_head(tmp_path: Path) -> None:
+    """As Qwen 3 Embedding has them; what its folder says of pooling goes into the file."""
+    case = families.load("qwen3-embedding")
+    folder = hfcheckpoint.write(tmp_path / "c", case)
+    convert(folder, tmp_path / "a.gguf")
+    hfcheckpoint.write_weights(folder, {n.removeprefix("model."): v for n, v in case.weights().items()})
+    convert(folder, tmp_path / "b.gguf")
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    hfcheckpoint.write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_max_tokens": True})
+    with pytest.raises(ModelError, match=r"1_Pooling/config\.json: pooling by \[\] is not supported"):
+        convert(folder, tmp_path / "c.gguf")
+
+
+def test_layers_behind_the_pooling(tmp_path: Path) -> None:
+    case = families.load("gemma-embedding")
+    folder = hfcheckpoint.write(tmp_path / "c", case)
+    convert(folder, tmp_path / "m.gguf")
+    with _core.Gguf(tmp_path / "m.gguf") as gguf:
+        widths = [gguf.get(f"gemma-embedding.dense_{n}_feat_{way}") for n in (2, 3) for way in ("in", "out")]
+        assert widths == [64, 96, 96, 64]  # other programs need them
+    for function, fine in (("torch.nn.modules.linear.Identity", True), ("torch.nn.modules.activation.Tanh", False)):
+        hfcheckpoint.write_json(folder / "2_Dense" / "config.json", {"activation_function": function})
+        if fine:
+            convert(folder, tmp_path / "m.gguf")
+            continue
+        with pytest.raises(ModelError, match=r"activation_function: .*Tanh.* is not supported"):
+            convert(folder, tmp_path / "n.gguf")
+
+
+def test_command(tmp_path: Path) -> None:
+    folder = hfcheckpoint.write(tmp_path / "Tiny-Model", families.load("llama-2"))
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Tiny\n")
+    out = tmp_path / "m.gguf"
+    result = program("convert", str(folder), "-o", str(out), "--type", "f16", "--json")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts == {
+        "file": str(out),
+        "architecture": "llama",
+        "type": "f16",
+        "tensors": 21,
+        "file_bytes": facts["file_bytes"],
+    }
+    with _core.Gguf(out) as gguf:
+        general = {key: gguf.get(f"general.{key}") for key in ("name", "license", "type", "file_type")}
+        assert general == {"name": "Tiny-Model", "license": "apache-2.0", "type": "model", "file_type": 1}
+    assert program("convert", str(folder), "-o", str(out)).stdout.startswith(f"{out}: llama, f32, 21 tensors, ")
+    (folder / "config.json").unlink()
+    result = program("convert", str(folder), "-o", str(tmp_path / "other.gguf"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: {folder}: config.json: missing")
+    assert program("convert", str(folder)).returncode == 2

@@ -89,8 +89,26 @@ def test_what_f16_cannot_hold(folder: Path, tmp_path: Path) -> None:
     write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=big), "BF16")
     refused(folder, r"model\.layers\.1\.mlp\.down_proj\.weight: 99840 is more than F16 can hold; .*bf16", type="f16")
     assert convert(folder, tmp_path / "m.gguf")["type"] == "bf16"
+    big[3, 5] = 3.4e38  # rounds up to infinity
+    write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=big))
+    refused(folder, r"3\.4e\+38 is more than BF16 can hold; give --type f32", type="bf16")
+    big[3, 5] = 99840
+    write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=big))
+    convert(folder, tmp_path / "m.gguf", "bf16")
     with _core.Gguf(tmp_path / "m.gguf") as gguf:
         assert gguf.dequantize("blk.1.ffn_down.weight")[3, 5] == 99840
+
+
+def test_biases_go_with_their_rows(folder: Path, tmp_path: Path) -> None:
+    """Those of q and k too, whose rows are in another order in the file."""
+    first = {n: v[:, 0].copy() for n, v in CASE.weights().items() if n.endswith(("q_proj.weight", "k_proj.weight"))}
+    biases = {n.replace(".weight", ".bias"): v for n, v in first.items()}
+    write_weights(folder, {**weights(), **biases})
+    convert(folder, tmp_path / "m.gguf")
+    with _core.Gguf(tmp_path / "m.gguf") as gguf:
+        for name in (f"blk.{i}.attn_{part}" for i in range(2) for part in "qk"):
+            matrix, bias = (gguf.dequantize(f"{name}.{kind}") for kind in ("weight", "bias"))
+            assert np.array_equal(matrix[:, 0], bias.reshape(-1))
 
 
 def test_zeros_are_zeros(folder: Path, tmp_path: Path) -> None:
