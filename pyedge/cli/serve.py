@@ -99,7 +99,7 @@ def _serve(model: str, settings: Settings, options: dict[str, Any]) -> None:
             if not service.started:
                 raise KeyboardInterrupt
 
-        _log_access()
+        _log()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
         serving = threading.Thread(target=listener.run, name="pyedge-listener", daemon=True)
@@ -120,11 +120,12 @@ def _serve(model: str, settings: Settings, options: dict[str, Any]) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _log_access() -> None:
+def _log() -> None:
     """The access log goes to standard error, a line for each request, whether or not the rest is to be logged."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log = logging.getLogger("pyedge.server.access")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
+    for name, level in (("pyedge.server.access", logging.INFO), ("waitress", logging.ERROR)):
+        log = logging.getLogger(name)
+        log.addHandler(handler)
+        log.setLevel(level)
+        log.propagate = False

@@ -279,7 +279,8 @@ class Engine(Worker):
             self._fail(request, DeadlineError(f"request {request.id}: {why}; allow more time, or ask for fewer"))
 
     def _run(self, work: list[Scheduled]) -> list[_Result]:
-        """Computes the work and samples. Changes nothing but the core's pages, so it can be broken off and repeated."""
+        """Computes the work and samples. Changes nothing but the core's pages, and what is known of the pace, so it can
+        be broken off and repeated."""
         if not work:
             if self._live:
                 raise AssertionError("requests are under way, but none of them can run")

@@ -101,13 +101,14 @@ class Pace:
             a = [[p[i] * p[j] * self._products[i][j] for j in range(_N)] for i in range(_N)]
             b = [p[i] * self._sums[i] for i in range(_N)]
             scale = sum(b) / sum(map(sum, a))  # the one factor that fits best; each may differ from it
-            trust = _TRUST / scale**2
-            f = [max(factor, 0.01 * scale) for factor in self._factors]
+            trust, least, f = _TRUST / scale**2, 0.01 * scale, self._factors
             for _ in range(_SWEEPS):  # coordinate descent, each within its bound
                 for i in range(_N):
-                    others = sum(a[i][j] * f[j] for j in range(_N) if j != i)
-                    f[i] = max(0.01 * scale, (b[i] + trust * scale - others) / (a[i][i] + trust))
-            self._factors = f
+                    rest = b[i] + trust * scale + a[i][i] * f[i]
+                    for j in range(_N):
+                        rest -= a[i][j] * f[j]
+                    rest /= a[i][i] + trust
+                    f[i] = rest if rest > least else least
         return StepCost(*(factor * each for factor, each in zip(self._factors, p, strict=True)))
 
 

@@ -51,8 +51,13 @@ class Scheduled:
 
 
 def total(work: Sequence[Scheduled]) -> Work:
-    """What a step has to do."""
-    return sum((Work.piece(item.start, item.end, int(item.samples)) for item in work), Work())
+    """What a step has to do: the sum of its pieces."""
+    tokens = rows = keys = 0
+    for item in work:  # with no call for each: it is done in every step
+        tokens += item.end - item.start
+        rows += item.samples
+        keys += item.end * (item.end + 1) - item.start * (item.start + 1)
+    return Work(tokens, rows, keys // 2)
 
 
 class Scheduler:
@@ -113,9 +118,16 @@ class Scheduler:
             # A request preempted here is the youngest, so it comes later in this loop and has no work yet.
             if request.status is Status.RUNNING and self._extend(request):
                 work.append(Scheduled(request, request.n_computed, request.n_tokens))
+        readers = [r for r in self.running if r.n_tokens - r.n_computed > 1]
+        if readers or self.waiting:
+            self._add_prompts(readers, work)
+        return self._with_heirs(work)
+
+    def _add_prompts(self, readers: list[Request], work: list[Scheduled]) -> None:
+        """Adds parts of prompts to the work: of those that are being read, and of those whose turn comes."""
         hurry = any(item.request.watched for item in work)
         budget = Budget(self.max_tokens - len(work), self._pace if hurry else None, total(work))
-        for request in [r for r in self.running if r.n_tokens - r.n_computed > 1]:
+        for request in readers:
             self._plan(request, budget, work)
         for request in list(self.waiting):
             if self._awaits_another(request):
@@ -124,7 +136,6 @@ class Scheduler:
                 break
             self.waiting.remove(request)
             self._plan(request, budget, work)
-        return self._with_heirs(work)
 
     def advance(self, request: Request, end: int) -> None:
         """The core has computed the request's tokens up to `end`: its full pages can be shared from now on."""

@@ -27,6 +27,7 @@ from waitress.server import TcpWSGIServer
 from waitress.task import ErrorTask, ThreadedTaskDispatcher
 
 from pyedge.errors import ModelError
+from pyedge.server import access
 from pyedge.server.errors import error_body
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class _ErrorTask(ErrorTask):  # type: ignore[misc]
     def execute(self) -> None:
         self.channel.refused = True
         error = self.request.error
+        access.log.info("client=%s path=(none) status=%d", self.channel.addr[0], error.code)
         self.status = f"{error.code} {error.reason}"
         self.response_headers.append(("Content-Type", "application/json"))
         self.set_close_on_finish()

@@ -98,7 +98,8 @@ def refused(error: ValueError, param: str | None = None) -> ApiError:
     first = text.split(maxsplit=1)[0].rstrip(":")
     too_long = "tokens" in text and ("context" in text or "KV cache" in text)
     code = "context_length_exceeded" if too_long else None
-    return ApiError(400, text, param=first if first in Sampling.model_fields else param, code=code)
+    known = first == "logprobs" or first in Sampling.model_fields
+    return ApiError(400, text, param=first if known else param, code=code)
 
 
 def _token(key: str) -> int:
@@ -292,11 +293,14 @@ def _are_ids(value: list[Any]) -> bool:
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
+MAX_CHARS = 1 << 20  # of a text to be counted, and tokens to be spelled: a second's work that holds up everyone
+
+
 class TokenizeRequest(Body):
     """vLLM's names, and llama.cpp's: `content`, `add_special`, `with_pieces`."""
 
-    prompt: str | None = None
-    content: str | None = None
+    prompt: str | None = Field(None, max_length=MAX_CHARS)
+    content: str | None = Field(None, max_length=MAX_CHARS)
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
@@ -305,7 +309,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    tokens: list[int]
+    tokens: list[int] = Field(max_length=MAX_CHARS)
 
 
 # ---- embeddings ------------------------------------------------------------------------------------------------------

@@ -144,6 +144,9 @@ class _Call:
         except ApiError as error:
             self._record.error = str(error)
             yield _event(error.body) + _DONE
+        except GeneratorExit:  # it could not be written
+            self._record.gone = True
+            raise
         finally:
             self.close()
 

@@ -138,6 +138,18 @@ def test_what_is_not_done_here(server: Server, fields: dict[str, Any], param: st
     assert (reply.status, reply.error["param"]) == (422, param)
 
 
+def test_too_many_logprobs(server: Server) -> None:
+    for path, body in (
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 100}),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": -1}),
+        (TEXT, {"prompt": "a", "logprobs": 100}),
+        (TEXT, {"prompt": "a", "logprobs": -1}),
+    ):
+        reply = server.post(path, body)
+        assert (reply.status, reply.error["param"]) == (400, "logprobs")
+    assert server.post(CHAT, {"messages": HELLO, "top_logprobs": 2}).error["param"] == "top_logprobs"
+
+
 def test_unknown_and_empty_fields_are_ignored(server: Server) -> None:
     odd = {"user": "me", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "invented": [1], "audio": None}
     same = {"seed": 3, "max_tokens": 4}
