@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 POLL = 0.25  # seconds between two looks at whether the client is still there
 STUCK_AFTER = 120.0  # seconds in one step: the longest one, 512 tokens of a large model on slow cores, takes far less
+END_AFTER = 5.0  # seconds that a step under way has when the server ends
 
 
 class ClientGoneError(Exception):
@@ -149,7 +150,7 @@ class EngineLoop:
         self._stop = True
         self.abort_all(EngineDownError("the server is shutting down"))
         self._wake.set()
-        self._thread.join(timeout=STUCK_AFTER)
+        self._thread.join(timeout=END_AFTER)
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
