@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from pyedge.errors import ModelError
 from pyedge.server import access, routes, security
-from pyedge.server.errors import ApiError, error_body
+from pyedge.server.errors import MISTAKE, ApiError, error_body
 from pyedge.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -83,4 +83,4 @@ def _model_error(error: ModelError) -> Response:
 
 def _bug(error: Exception) -> Response:
     log.exception("%s %s failed", request.method, request.path)
-    return _answer(500, error_body(500, "the server made a mistake; its log has more"))
+    return _answer(500, error_body(500, MISTAKE))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+MISTAKE = "the server made a mistake; its log has more"  # of 500
+
 
 class ApiError(Exception):
     """Ends a request with a status and one sentence."""

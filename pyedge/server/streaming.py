@@ -7,6 +7,7 @@ that the places and the engine's pages are given back in any case. What a chunk 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -17,8 +18,10 @@ from pyedge.engine.request import Request, TokenEvent
 from pyedge.errors import DeadlineError, ModelError
 from pyedge.server import access
 from pyedge.server.engine_loop import ClientGoneError, EngineDownError, Ticket
-from pyedge.server.errors import ApiError
+from pyedge.server.errors import MISTAKE, ApiError, error_body
 from pyedge.server.service import Service
+
+log = logging.getLogger(__name__)
 
 PING = 15.0  # seconds without an event, after which a comment says that the server is still there
 _DONE = b"data: [DONE]\n\n"
@@ -147,6 +150,9 @@ class _Call:
         except GeneratorExit:  # it could not be written
             self._record.gone = True
             raise
+        except Exception:  # a mistake of ours; the status is out already
+            log.exception("a stream failed")
+            yield _event(error_body(500, MISTAKE)) + _DONE
         finally:
             self.close()
 

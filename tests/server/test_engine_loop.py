@@ -11,7 +11,9 @@ import pytest
 from serving import Server, wait_until
 
 from pyedge import SamplingParams
+from pyedge.engine.request import TokenEvent
 from pyedge.server import engine_loop
+from pyedge.server.routes.completions import CompletionAnswer
 
 TEXT = "/v1/completions"
 BODY = {"prompt": "the", "max_tokens": 4}
@@ -78,6 +80,20 @@ def test_a_route_that_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> 
     reply = server.post(TEXT, BODY)
     assert (reply.status, reply.error["type"]) == (500, "server_error")
     assert b"Zero" not in reply.data
+
+
+def test_a_stream_that_fails_in_the_middle(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader is told, and nothing stays behind."""
+    take = CompletionAnswer.take
+
+    def failing_later(self: CompletionAnswer, index: int, event: TokenEvent) -> Any:
+        assert event.finish_reason is None
+        return take(self, index, event)
+
+    monkeypatch.setattr(CompletionAnswer, "take", failing_later)
+    chunks = server.post(TEXT, {**BODY, "stream": True, "ignore_eos": True}).chunks
+    assert chunks[-1]["error"]["type"] == "server_error"
+    assert server.post(TEXT, BODY).status == 500
 
 
 def test_requests_left_before_they_were_added(server: Server) -> None:
