@@ -109,7 +109,12 @@ def measure(
     pages = min(config.n_pages, max(-(-max(deep + _PROBE, longest) // size) + 3, 3 * n_sequences))
     engine = Engine(model, tokenizer, replace(config, n_pages=pages, prefix_cache=False))
 
+    held = touched = 0  # pages, now and at most: those that are freed are taken first
+
     def begin(n: int, output: int) -> None:
+        nonlocal held, touched
+        held = (held if engine.has_work else 0) + -(-(n + output - 1) // size)
+        touched = max(touched, held)
         words = [31 * t % engine.n_vocab for t in range(n)]
         engine.add(engine.request(words, SamplingParams(seed=1, max_tokens=output, ignore_eos=True)))
 
@@ -158,7 +163,7 @@ def measure(
         read_key = max(0.0, repeated(reading_behind) - read(_PROBE)) / (_PROBE * deep)
     if deep:
         write_key = max(0.0, repeated(partial(writing, 1, deep)) - write[0]) / deep
-    resident = Process().memory_info().rss - pages * _core.page_bytes(model, size, config.kv_type)
+    resident = Process().memory_info().rss - touched * _core.page_bytes(model, size, config.kv_type)
     written = Curve(writes, write)
     row = max(0.0, written(8) - written(1) - read(8) + read(1)) / 7
     return Measured(read, read_key, written, write_key, row, resident)

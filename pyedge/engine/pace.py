@@ -6,7 +6,8 @@ imports no numpy: the scheduler asks it, the engine tells it.
 A step takes so long for itself (weights are read once), for each token, for each row of logits, and for each key that
 a token looks at. The four numbers are fitted to the steps' times as they come, the last ones counting most: least
 squares of the relative error, none below zero, and where the steps tell nothing they keep the ratios that were counted
-from the model's plan.
+from the model's plan. Steps that only write wait for memory and steps that read as well wait for arithmetic, so each of
+the two kinds has its own fit.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 
 # While someone's tokens come, a step takes at most this many times what it takes without prompts. A stream's gaps are
 # to stay below 4 times that, and machines are noisy.
-SLOWDOWN = 3.0
-CHUNK = 8  # tokens: matrices are multiplied with so many at once, and fewer are worth little of a step
+SLOWDOWN = 2.75
+TILE = 8  # tokens: matrices are multiplied with so many at once
+CHUNK = 4  # tokens that a prompt gets on by in any case; behind thousands of others, 8 can take four times a quiet step
 _DECAY = 0.97  # of what a step tells, with each step after it
 _TRUST = 0.05  # in the plan's ratios, as a share of what one step tells
 _OUTLIER = 3.0  # times what was expected: beyond it the machine was busy elsewhere
@@ -56,33 +58,27 @@ class StepCost:
         return self.step + self.token * work.tokens + self.row * work.rows + self.key * work.keys
 
 
-class Pace:
-    """prior: counted from the plan; asked for when an estimate is first needed."""
+class Fit:
+    """What steps of one kind take."""
 
-    def __init__(self, prior: Callable[[], StepCost] = StepCost) -> None:
-        self._ask = prior
-        self._prior: list[float] | None = None
+    def __init__(self) -> None:
         self._products = [[0.0] * _N for _ in range(_N)]  # of what steps had and took: sums of x x^T / t^2, and x / t
         self._sums = [0.0] * _N
         self._factors = [1.0] * _N  # to the prior
         self._cost: StepCost | None = None  # the last fit
-        self._n = self._n_fitted = 0  # steps
+        self.n = self._n_fitted = 0  # steps
 
-    @property
-    def cost(self) -> StepCost:
-        if self._cost is None or self._n > self._n_fitted:
-            self._cost = self._fit()
-            self._n_fitted = self._n
+    def cost(self, prior: StepCost) -> StepCost:
+        if self._cost is None or self.n > self._n_fitted:
+            self._cost = self._fit(prior)
+            self._n_fitted = self.n
         return self._cost
 
-    def observe(self, work: Work, seconds: float) -> None:
-        """A step took so long."""
-        if seconds <= 0 or not work.tokens:
-            return
-        if self._n >= _REFIT:
+    def observe(self, work: Work, seconds: float, prior: Callable[[], StepCost]) -> None:
+        if self.n >= _REFIT:
             cost = self._cost
-            if cost is None or self._n >= self._n_fitted + _REFIT:
-                cost = self.cost
+            if cost is None or self.n >= self._n_fitted + _REFIT:
+                cost = self.cost(prior())
             seconds = min(seconds, _OUTLIER * cost.seconds(work))
         x = [1 / seconds, work.tokens / seconds, work.rows / seconds, work.keys / seconds]
         for i in range(_N):
@@ -90,14 +86,11 @@ class Pace:
             row = self._products[i]
             for j in range(_N):
                 row[j] = _DECAY * row[j] + x[i] * x[j]
-        self._n += 1
+        self.n += 1
 
-    def _fit(self) -> StepCost:
-        if self._prior is None:
-            prior = self._ask()
-            self._prior = [prior.step, prior.token, prior.row, prior.key]
-        p = self._prior
-        if self._n:
+    def _fit(self, prior: StepCost) -> StepCost:
+        p = [prior.step, prior.token, prior.row, prior.key]
+        if self.n:
             a = [[p[i] * p[j] * self._products[i][j] for j in range(_N)] for i in range(_N)]
             b = [p[i] * self._sums[i] for i in range(_N)]
             scale = sum(b) / sum(map(sum, a))  # the one factor that fits best; each may differ from it
@@ -112,13 +105,46 @@ class Pace:
         return StepCost(*(factor * each for factor, each in zip(self._factors, p, strict=True)))
 
 
+class Pace:
+    """prior: counted from the plan; asked for when an estimate is first needed."""
+
+    def __init__(self, prior: Callable[[], StepCost] = StepCost) -> None:
+        self._ask = prior
+        self._prior: StepCost | None = None
+        self._writing, self._reading = Fit(), Fit()
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """A step took so long."""
+        if seconds > 0 and work.tokens:
+            (self._writing if work.tokens == work.rows else self._reading).observe(work, seconds, self._counted)
+
+    @property
+    def writing(self) -> StepCost:
+        """Of steps that only write."""
+        return (self._writing if self._writing.n else self._reading).cost(self._counted())
+
+    @property
+    def reading(self) -> StepCost:
+        """Of steps that read as well."""
+        return (self._reading if self._reading.n else self._writing).cost(self._counted())
+
+    def _counted(self) -> StepCost:
+        if self._prior is None:
+            self._prior = self._ask()
+        return self._prior
+
+
 class Budget:
     """What a step may still take of prompts. pace: None if nobody waits for a next token."""
 
     def __init__(self, tokens: int, pace: Pace | None, work: Work) -> None:
         self._tokens = tokens
-        self._cost = None if pace is None else pace.cost
-        self._left = 0.0 if self._cost is None else (SLOWDOWN - 1) * self._cost.seconds(work)
+        self._taken = work.tokens
+        self._cost: StepCost | None = None
+        self._left = 0.0  # seconds
+        if pace is not None:
+            self._cost = pace.reading
+            self._left = SLOWDOWN * pace.writing.seconds(work) - self._cost.seconds(work)
         self._begun = False
         self.spent = tokens <= 0
 
@@ -131,10 +157,12 @@ class Budget:
                 middle = (low + high + 1) // 2
                 fits = self._seconds(start, start + middle, end) <= self._left
                 low, high = (middle, high) if fits else (low, middle - 1)
-            low -= low % CHUNK
-            n = low if self._begun else min(n, max(low, CHUNK))
+            over = (self._taken + low) % TILE
+            low -= over if low - over >= CHUNK else 0
+            n = min(n, max(low, CHUNK)) if not self._begun else low if low >= CHUNK else 0
         self.spent = n < end - start or n == self._tokens
         self._tokens -= n
+        self._taken += n
         if self._cost is not None and n:
             self._left -= self._seconds(start, start + n, end)
         self._begun = True

@@ -28,7 +28,12 @@ def make_requests(
             400, f"{len(prompts)} prompts with n={params.n} are more than this server takes at once, {service.places.n}"
         )
     deadline = None if settings.request_timeout is None else engine.clock() + settings.request_timeout
-    rules: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt, "deadline": deadline}
+    rules: dict[str, Any] = {
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt,
+        "deadline": deadline,
+        "watched": bool(body.stream),
+    }
     with refusals("prompt"):
         for prompt in prompts:
             engine.scheduler.room(len(prompt))  # before each of the ids is looked at
