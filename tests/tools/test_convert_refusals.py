@@ -331,3 +331,63 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert out.stat().st_size > 150e6
     assert int(result.stdout) < 3 * 32768 * d * 2
+
+
+# ---- Other spellings -------------------------------------------------------------------------------------------------
+
+
+def test_names_of_old(tmp_path: Path) -> None:
+    case = families.load("bert-mean")
+    for name in ("new", "old"):
+        hfcheckpoint.write(tmp_path / name, case)
+    endings = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {f"bert.{n}": v for n, v in case.weights().items()}
+    for new, old in endings.items():
+        tensors = {n.replace(new, old): v for n, v in tensors.items()}
+    tensors["bert.embeddings.position_ids"] = np.arange(64)
+    tensors["cls.predictions.bias"] = np.zeros(64, np.float32)
+    write_weights(tmp_path / "old", tensors)
+    for name in ("new", "old"):
+        convert(tmp_path / name, tmp_path / f"{name}.gguf")
+    with _core.Gguf(tmp_path / "new.gguf") as new, _core.Gguf(tmp_path / "old.gguf") as old:
+        assert [t.name for t in new.tensors] == [t.name for t in old.tensors]
+        assert all(np.array_equal(new.dequantize(t.name), old.dequantize(t.name)) for t in new.tensors)
+
+
+def test_settings_of_nomic_as_published(tmp_path: Path) -> None:
+    case = families.load("nomic-bert")
+    folder = hfcheckpoint.write(tmp_path / "c", case)
+    convert(folder, tmp_path / "a.gguf")
+    config = {
+        "architectures": ["NomicBertModel"], "n_layer": 2, "n_embd": 64, "n_head": 4, "n_inner": 96, "vocab_size": 64,
+        "n_positions": 8192, "max_trained_positions": 64, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 5000,
+        "rotary_emb_fraction": 1.0, "activation_function": "swiglu", "prenorm": False, "causal": False,
+        "type_vocab_size": 2,
+    }  # fmt: skip
+    write_json(folder / "config.json", config)
+    convert(folder, tmp_path / "b.gguf")
+    with _core.Gguf(tmp_path / "a.gguf") as a, _core.Gguf(tmp_path / "b.gguf") as b:
+        keys = [{k: g.get(k) for k in g.keys() if k.startswith("nomic-bert.")} for g in (a, b)]  # noqa: SIM118
+    del keys[0]["nomic-bert.attention.layer_norm_rms_epsilon"]  # which the fixture's config has, of no use
+    assert keys[1] == {**keys[0], "nomic-bert.rope.freq_base": 5000.0}
+
+
+def test_which_layers_have_windows(tmp_path: Path) -> None:
+    """Where it is not what a file means that says nothing, the file says it."""
+    folder = hfcheckpoint.write(tmp_path / "c", families.load("gemma3"))
+    full = [False] * 7
+    for settings, expected in (
+        ({}, None),
+        ({"sliding_window_pattern": 6}, None),
+        ({"sliding_window_pattern": 3}, [True, True, False, True, True, False, True]),
+        ({"layer_types": ["full_attention"] * 7}, full),
+    ):
+        configure(folder, **{"sliding_window_pattern": ..., "layer_types": ..., **settings})
+        convert(folder, tmp_path / "m.gguf")
+        with _core.Gguf(tmp_path / "m.gguf") as gguf:
+            assert gguf.get("gemma3.attention.sliding_window_pattern") == expected
+    smollm3 = hfcheckpoint.write(tmp_path / "s", families.load("smollm3"))
+    configure(smollm3, no_rope_layers=[1, 1, 1, 0, 1])
+    convert(smollm3, tmp_path / "m.gguf")
+    configure(smollm3, no_rope_layers=[1, 1, 1, 1, 0])
+    refused(smollm3, "no_rope_layers: .* is not every fourth")
