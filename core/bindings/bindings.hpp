@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,17 @@ class Gguf {
     std::map<std::string_view, std::int64_t> keys_, tensors_;
 };
 
+// A bit for each token that may be drawn, in memory of Python's that it holds on to.
+class Mask {
+  public:
+    // ValueError unless the memory has the form that pe_sampler_sample wants.
+    Mask(const std::optional<pybind11::buffer> &mask, std::int32_t n_vocab);
+    const std::uint32_t *words() const { return view_ ? static_cast<const std::uint32_t *>(view_->ptr) : nullptr; }
+
+  private:
+    std::optional<pybind11::buffer_info> view_;
+};
+
 // One request's sampling rules and history.
 class Sampler {
   public:
@@ -53,10 +65,12 @@ class Sampler {
 
     std::int32_t n_vocab() const { return n_vocab_; }
     void accept(const std::vector<std::int64_t> &tokens, bool generated);
-    // logits: [n_vocab]. Called with the GIL, which it releases meanwhile; a second caller waits for the first.
+    // logits: [n_vocab]; mask: NULL, or Mask::words. Called with the GIL, which it releases meanwhile; a second caller waits for
+    // the first.
+    pe_sampled sample(const float *logits, std::int64_t position, const std::uint32_t *mask);
     // The same without an exception.
-    pe_status try_sample(const float *logits, std::int64_t position, pe_sampled &out, pe_error &err);
-    pe_sampled sample(const float *logits, std::int64_t position);
+    pe_status try_sample(const float *logits, std::int64_t position, const std::uint32_t *mask, pe_sampled &out,
+                         pe_error &err);
 
   private:
     struct Release {

@@ -173,17 +173,19 @@ class Engine {
         return out;
     }
 
-    pe_sampled sample(std::int64_t row, Sampler &sampler, std::int64_t position) {
+    pe_sampled sample(std::int64_t row, Sampler &sampler, std::int64_t position,
+                      const std::optional<py::buffer> &mask) {
         const Lock lock(*this);
         if (row < 0 || row >= n_rows_)
             throw py::value_error("row " + std::to_string(row) + ": the last step made " + std::to_string(n_rows_));
         if (sampler.n_vocab() != n_outputs_)
             throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) +
                                   ", the model has " + std::to_string(n_outputs_));
+        const Mask words(mask, n_outputs_);
         pe_sampled out;
         pe_error err{};
         const float *logits = pe_engine_logits(handle_.get()) + row * n_outputs_;
-        pe_status status = sampler.try_sample(logits, position, out, err);
+        pe_status status = sampler.try_sample(logits, position, words.words(), out, err);
         if (status == PE_ERR_NUMERIC &&
             !std::all_of(logits, logits + n_outputs_, [](float x) { return std::isfinite(x); })) {
             const py::gil_scoped_release released;
@@ -332,7 +334,9 @@ void bind_engine(py::module_ &m) {
         .def("logits", &Engine::logits, py::arg("first") = 0, py::arg("n") = py::none(),
              "A copy: float32 [n, n_outputs].")
         .def("sample", &Engine::sample, py::arg("row"), py::arg("sampler"), py::arg("position"),
-             "Draws from one row of the last step. ModelError naming the op at fault when the row is not finite.")
+             py::arg("mask") = py::none(),
+             "Draws from one row of the last step; mask: as of Sampler.sample. ModelError naming the op at fault when "
+             "the row is not finite.")
         .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")
         .def("tap", &Engine::tap, py::arg("op"), py::arg("callback") = py::none(),
              "Calls callback(op, output, float32 [rows, width]) after each run of the op of this name; None: of no op.")

@@ -37,7 +37,7 @@ std::unique_ptr<Sampler> make_sampler(std::int32_t n_vocab, float temperature, s
                                       float min_p, float repeat_penalty, float presence_penalty,
                                       float frequency_penalty, std::int32_t repeat_last_n, const py::int_ &seed,
                                       std::int32_t n_logprobs,
-                                      const std::optional<std::map<std::int64_t, float>> &logit_bias) {
+                                      const std::optional<std::map<std::int64_t, float>> &logit_bias, bool masked) {
     pe_sampling settings{};
     settings.temperature = temperature;
     settings.top_k = top_k;
@@ -49,15 +49,17 @@ std::unique_ptr<Sampler> make_sampler(std::int32_t n_vocab, float temperature, s
     settings.repeat_last_n = repeat_last_n;
     settings.seed = PyLong_AsUnsignedLongLongMask(seed.ptr());
     settings.n_logprobs = n_logprobs;
+    settings.masked = masked;
     return std::make_unique<Sampler>(settings, n_vocab, logit_bias.value_or(std::map<std::int64_t, float>{}));
 }
 
 using Logits = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-pe_sampled sample_array(Sampler &sampler, const Logits &logits, std::int64_t position) {
+pe_sampled sample_array(Sampler &sampler, const Logits &logits, std::int64_t position,
+                        const std::optional<py::buffer> &mask) {
     if (logits.ndim() != 1 || logits.shape(0) != sampler.n_vocab())
         throw py::value_error("logits must be one row of " + std::to_string(sampler.n_vocab()) + " numbers");
-    return sampler.sample(logits.data(), position);
+    return sampler.sample(logits.data(), position, Mask(mask, sampler.n_vocab()).words());
 }
 
 }  // namespace
@@ -78,6 +80,17 @@ Sampler::Sampler(const pe_sampling &settings, std::int32_t n_vocab, const std::m
     handle_.reset(handle);
 }
 
+Mask::Mask(const std::optional<py::buffer> &mask, std::int32_t n_vocab) {
+    if (!mask) return;
+    view_ = mask->request();
+    const auto want = (std::int64_t{n_vocab} + 31) / 32 * static_cast<std::int64_t>(sizeof(std::uint32_t));
+    const bool dense = view_->ndim == 1 && (view_->size < 2 || view_->strides[0] == view_->itemsize);
+    const bool aligned = reinterpret_cast<std::uintptr_t>(view_->ptr) % alignof(std::uint32_t) == 0;
+    if (!dense || !aligned || view_->size * view_->itemsize != want)
+        throw py::value_error("a mask must be one dense, aligned row of " + std::to_string(want) +
+                              " bytes, a bit for each token");
+}
+
 void Sampler::accept(const std::vector<std::int64_t> &tokens, bool generated) {
     std::vector<std::int32_t> narrow;
     narrow.reserve(tokens.size());
@@ -87,16 +100,17 @@ void Sampler::accept(const std::vector<std::int64_t> &tokens, bool generated) {
     pe_sampler_accept(handle_.get(), narrow.data(), static_cast<std::int32_t>(narrow.size()), generated);
 }
 
-pe_status Sampler::try_sample(const float *logits, std::int64_t position, pe_sampled &out, pe_error &err) {
+pe_status Sampler::try_sample(const float *logits, std::int64_t position, const std::uint32_t *mask, pe_sampled &out,
+                              pe_error &err) {
     const py::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(mutex_);
-    return pe_sampler_sample(handle_.get(), logits, position, &out, &err);
+    return pe_sampler_sample(handle_.get(), logits, position, mask, &out, &err);
 }
 
-pe_sampled Sampler::sample(const float *logits, std::int64_t position) {
+pe_sampled Sampler::sample(const float *logits, std::int64_t position, const std::uint32_t *mask) {
     pe_sampled out;
     pe_error err{};
-    check(try_sample(logits, position, out, err), err);
+    check(try_sample(logits, position, mask, out, err), err);
     return out;
 }
 
@@ -115,10 +129,13 @@ void bind_sampler(py::module_ &m) {
         .def(py::init(&make_sampler), py::arg("n_vocab"), py::kw_only(), py::arg("temperature") = 1.0f,
              py::arg("top_k") = 0, py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("repeat_penalty") = 1.0f,
              py::arg("presence_penalty") = 0.0f, py::arg("frequency_penalty") = 0.0f, py::arg("repeat_last_n") = 64,
-             py::arg("seed") = 0, py::arg("n_logprobs") = -1, py::arg("logit_bias") = py::none())
+             py::arg("seed") = 0, py::arg("n_logprobs") = -1, py::arg("logit_bias") = py::none(),
+             py::arg("masked") = false)
         .def_property_readonly("n_vocab", &Sampler::n_vocab)
         .def("accept", &Sampler::accept, py::arg("tokens"), py::arg("generated") = true,
              "Tells of tokens in the sequence, oldest first: the prompt (generated=False) or output.")
-        .def("sample", &sample_array, py::arg("logits"), py::arg("position"),
-             "Draws the token at `position` from a row of logits. Does not accept it.");
+        .def(
+            "sample", &sample_array, py::arg("logits"), py::arg("position"), py::arg("mask") = py::none(),
+            "Draws the token at `position` from a row of logits. Does not accept it. mask: uint32 words with a bit for "
+            "each token that may be drawn, if the sampler is made with masked=True.");
 }

@@ -341,6 +341,7 @@ typedef struct pe_sampling {
     int32_t repeat_last_n;    // how many last tokens (prompt included) repeat_penalty looks at; -1: all
     uint64_t seed;
     int32_t n_logprobs;  // most likely tokens to report, at most 64; -1: no log-probabilities at all
+    bool masked;         // draws will come with a mask
 } pe_sampling;
 
 typedef struct pe_sampled {
@@ -359,9 +360,11 @@ PE_API void pe_sampler_release(pe_sampler *s);
 // Tells the sampler of tokens in the sequence, oldest first: the prompt (generated = false) or output.
 PE_API void pe_sampler_accept(pe_sampler *s, const int32_t *tokens, int32_t n, bool generated);
 // Draws the token at `position` of the sequence from logits [n_vocab]. The draw is a function of (logits, settings,
-// accepted tokens, seed, position) alone. Does not accept the token. NaN logits: PE_ERR_NUMERIC.
-PE_API pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, pe_sampled *out,
-                                   pe_error *err);
+// accepted tokens, seed, position, mask) alone. Does not accept the token. NaN logits: PE_ERR_NUMERIC.
+// mask: [(n_vocab + 31) / 32], read during the call only: token t may be drawn if bit t % 32 of word t / 32 is set; it
+// comes before every other rule. NULL: all may; else the settings must say `masked`.
+PE_API pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, const uint32_t *mask,
+                                   pe_sampled *out, pe_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,8 @@
 // Sampling: from one row of logits and a request's settings to one token. Owns the order of the rules, the random
 // numbers, the penalties' history and the log-probabilities; knows nothing of sequences, text or stop rules.
 //
-// The rules, in llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature, draw. Top-p and min-p look
-// at the distribution at temperature 1. Every filter keeps a prefix of the order (logit descending, token ascending),
+// The rules, in llama.cpp's order: the caller's mask, logit bias, penalties, top-k, top-p, min-p, temperature, draw.
+// Top-p and min-p look at the distribution at temperature 1. Every filter keeps a prefix of the order (logit descending, token ascending),
 // so the kept set is always "the first m", and equal logits are never a matter of luck.
 //
 // Nothing here sorts the vocabulary. The few most likely tokens mostly decide: the maxima of blocks of logits tell which
@@ -61,7 +61,7 @@ struct pe_sampler {
     int32_t n_bias;
     int32_t *bias_tokens;  // [n_bias]
     float *bias_values;    // [n_bias]
-    float *adjusted;       // [n_vocab] logits after bias and penalties; NULL when there are none
+    float *adjusted;       // [n_vocab] logits after mask, bias and penalties; NULL when there are none
     float *block_max;      // [2, pe_row_blocks(n_vocab)] of the logits, and of the adjusted ones
     tally *tallies;        // [n_vocab]; NULL without penalties
     int32_t *distinct;     // [n_vocab] tokens with a tally, in order of first sight
@@ -347,10 +347,20 @@ static float clamped(double v) {  // keeps -Inf (masked), keeps the rest finite
     return v > FLT_MAX ? FLT_MAX : v < -FLT_MAX ? -FLT_MAX : (float)v;
 }
 
-// Writes s->adjusted: logits after bias and penalties.
-static void adjust(pe_sampler *s, const float *logits) {
+// Copies logits, those that the mask leaves out as -Inf. A mask is mostly zeros, or mostly ones.
+static void copy_masked(float *x, const float *logits, int32_t n, const uint32_t *mask) {
+    for (int32_t i = 0; i < n; i += 32) {
+        const uint32_t word = mask[i / 32];
+        const int32_t m = n - i < 32 ? n - i : 32;
+        for (int32_t j = 0; j < m; j++) x[i + j] = (word >> j) & 1 ? logits[i + j] : -INFINITY;
+    }
+}
+
+// Writes s->adjusted: logits after mask, bias and penalties.
+static void adjust(pe_sampler *s, const float *logits, const uint32_t *mask) {
     float *x = s->adjusted;
-    memcpy(x, logits, (size_t)s->n_vocab * sizeof *x);
+    if (mask) copy_masked(x, logits, s->n_vocab, mask);
+    else memcpy(x, logits, (size_t)s->n_vocab * sizeof *x);
     for (int32_t i = 0; i < s->n_bias; i++) {
         float *v = &x[s->bias_tokens[i]];
         *v = clamped((double)*v + s->bias_values[i]);
@@ -379,8 +389,11 @@ static bool report(pe_sampler *s, const row *r, pe_sampled *out) {
     return true;
 }
 
-pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, pe_sampled *out, pe_error *err) {
+pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, const uint32_t *mask, pe_sampled *out,
+                            pe_error *err) {
     if (position < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "position %lld: must be >= 0", (long long)position);
+    if (mask && !s->p.masked)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "a mask came, and the settings do not say `masked`");
     row model = {.x = logits, .block_max = s->block_max};
     if (!s->kernels->row_max(logits, s->n_vocab, model.block_max, &model.max)) {
         int32_t i = 0;
@@ -390,14 +403,16 @@ pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position
     }
     row r = model;
     if (s->adjusted) {
-        adjust(s, logits);
+        adjust(s, logits, mask);
         r.x = s->adjusted;
         r.block_max = s->block_max + pe_row_blocks(s->n_vocab);
         s->kernels->row_max(r.x, s->n_vocab, r.block_max, &r.max);
     }
     if (r.max == -INFINITY)
         return pe_fail(err, PE_ERR_NUMERIC, NULL, "no token is left to choose from: every logit is -Inf%s",
-                       model.max == -INFINITY ? "" : " after logit_bias");
+                       model.max == -INFINITY ? ""
+                       : mask                 ? " after the mask and logit_bias"
+                                              : " after logit_bias");
 
     const pe_sampling *p = &s->p;
     bool done = true;
@@ -498,7 +513,7 @@ pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t
         ok &= (s->bias_tokens = malloc(b * sizeof *s->bias_tokens)) != NULL;
         ok &= (s->bias_values = malloc(b * sizeof *s->bias_values)) != NULL;
     }
-    if (n_bias > 0 || penalties) ok &= (s->adjusted = malloc(n * sizeof *s->adjusted)) != NULL;
+    if (n_bias > 0 || penalties || p->masked) ok &= (s->adjusted = malloc(n * sizeof *s->adjusted)) != NULL;
     if (penalties) {
         ok &= (s->tallies = calloc(n, sizeof *s->tallies)) != NULL;
         ok &= (s->distinct = malloc(n * sizeof *s->distinct)) != NULL;

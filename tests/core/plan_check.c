@@ -374,7 +374,7 @@ static void check_refusals(pe_model *m) {
     pe_sampled out;
     const pe_sampling greedy = {.top_p = 1, .repeat_penalty = 1, .n_logprobs = 2};
     must(pe_sampler_create(&greedy, r.n_vocab, NULL, NULL, 0, &s, &err), &err);
-    must(pe_sampler_sample(s, got + 2 * (int64_t)r.n_vocab, 3, &out, &err), &err);
+    must(pe_sampler_sample(s, got + 2 * (int64_t)r.n_vocab, 3, NULL, &out, &err), &err);
     bool highest = true;
     for (int32_t i = 0; i < r.n_vocab; i++)
         highest = highest && got[2 * r.n_vocab + i] <= got[2 * r.n_vocab + out.token];
@@ -383,7 +383,7 @@ static void check_refusals(pe_model *m) {
     // NaN where keys and values are read: the sampler refuses it, and the op that read it is named.
     for (int32_t page = 0; page < all; page++) must(pe_engine_fill_page(r.e, page, NAN, &err), &err);
     step(&r, &(pe_piece){0, 3, 4}, 1, got);
-    refused(pe_sampler_sample(s, got, 4, &out, &err), PE_ERR_NUMERIC, &err, "NaN logits");
+    refused(pe_sampler_sample(s, got, 4, NULL, &out, &err), PE_ERR_NUMERIC, &err, "NaN logits");
     refused(pe_engine_explain(r.e, 0, &err), PE_ERR_NUMERIC, &err, "explaining NaN");
     CHECK(strcmp(err.op, "blk.0.attn") == 0, "the NaN is put down to '%s'", err.op);
     refused(pe_engine_explain(r.e, 1, &err), PE_ERR_ARGUMENT, &err, "a row that was not asked for");

@@ -208,6 +208,9 @@ def test_a_model_runs_and_a_token_is_drawn(path: Path, gguf: Any, error: Any) ->
     sampler = make(
         lib.pe_sampler_create, lib.pe_sampler_release, "pe_sampler", sampling, last.size, ffi.NULL, ffi.NULL, 0
     )
-    check(lib.pe_sampler_sample(sampler, ffi.cast("float *", last.ctypes.data), len(tokens), drawn, error), error)
+    check(
+        lib.pe_sampler_sample(sampler, ffi.cast("float *", last.ctypes.data), len(tokens), ffi.NULL, drawn, error),
+        error,
+    )
     assert drawn.token == drawn.top_tokens[0] == last.argmax()
     assert drawn.n_top == 2

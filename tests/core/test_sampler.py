@@ -267,6 +267,35 @@ def test_penalties_and_bias_match_the_oracle(
         assert sampler.sample(row, position).token in acceptable(row, s, history, position)
 
 
+@settings(max_examples=150, deadline=None)
+@given(rows, chains, st.sampled_from([1.0, 1.3]), st.sampled_from([0.02, 0.5, 0.98]), st.integers(0, 2**32))
+def test_a_mask_comes_before_all_rules(row: Row, s: Settings, repeat: float, share: float, seed: int) -> None:
+    """As if the model had given minus infinity to what the mask leaves out, save for the log-probabilities."""
+    n = len(row)
+    rng = np.random.default_rng(seed)
+    allowed = rng.random(n) < share
+    allowed[rng.choice(np.flatnonzero(row > -np.inf))] = True
+    history = [(int(t), True) for t in rng.integers(0, n, 5)]
+    s = replace(s, repeat_penalty=repeat, n_logprobs=2, logit_bias={int(rng.integers(n)): 5.0})
+    masked = Sampler(n, **asdict(s), masked=True)
+    masked.accept([t for t, _ in history])
+    for position in range(3):
+        got = masked.sample(row, position, mask_of(allowed))
+        assert got.token in acceptable(np.where(allowed, row, -np.inf).astype(np.float32), s, history, position)
+        unmasked = masked.sample(row, position)  # the same sampler, and no trace of the mask
+        assert unmasked.token == fed(s, n, history).sample(row, position).token
+        assert got.top == unmasked.top
+        if got.token == unmasked.token:
+            assert got.logprob == unmasked.logprob
+
+
+def mask_of(allowed: npt.NDArray[np.bool_]) -> bytes:
+    """With ones for the tokens that are none, at the end, which change nothing."""
+    bits = np.ones(-(-len(allowed) // 32) * 32, np.bool_)
+    bits[: len(allowed)] = allowed
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
 @pytest.mark.parametrize(
     "s",
     [
@@ -512,3 +541,21 @@ def test_wrong_calls_are_refused() -> None:
         sampler.sample(row, -1)
     with pytest.raises(ValueError, match="token 10 is not in the vocabulary"):
         sampler.accept([10])
+
+
+def test_wrong_masks_are_refused() -> None:
+    row, sampler = np.zeros(33, np.float32), Sampler(33, masked=True)
+    for wrong in (
+        bytes(4),
+        bytes(9),
+        np.zeros((1, 2), np.uint32),
+        np.zeros(4, np.uint32)[::2],
+        memoryview(bytes(9))[1:],
+    ):
+        with pytest.raises(ValueError, match="row of 8 bytes"):
+            sampler.sample(row, 0, wrong)
+    with pytest.raises(ModelError, match="after the mask"):
+        sampler.sample(row, 0, bytes(8))
+    with pytest.raises(ValueError, match="masked"):
+        Sampler(33).sample(row, 0, bytes(8))
+    assert sampler.sample(row, 0, np.array([0, 1], np.uint32)).token == 32
