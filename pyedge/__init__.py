@@ -10,14 +10,15 @@ from pyedge.errors import ModelError, NotBuiltError
 
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` would be nearly all of this module's cost
 if TYPE_CHECKING:
+    from pyedge.engine.grammar import Grammar
     from pyedge.engine.sampling_params import SamplingParams
     from pyedge.llm import LLM
 
     __version__: str
 
-__all__ = ["LLM", "ModelError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "ModelError", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "pyedge.llm", "SamplingParams": "pyedge.engine.sampling_params"}
+_HOMES = {"LLM": "pyedge.llm", "Grammar": "pyedge.engine.grammar", "SamplingParams": "pyedge.engine.sampling_params"}
 
 
 def __getattr__(name: str) -> object:

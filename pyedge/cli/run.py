@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ EXAMPLES = """\b
 Examples:
   pyedge run smollm2:135m "What is the capital of France?" --temp 0 -n 64
   git diff | pyedge run smollm2:135m - --system "Describe this change in one line." -n 64
+  pyedge run smollm2:135m "Invent a person." --json-schema person.json
   pyedge run model.gguf "Once upon a time" --raw -n 64 --json
 """
 
@@ -35,6 +37,9 @@ Examples:
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @click.option("--logprobs", type=int, metavar="K", help="Also the K most likely tokens at each step.")
+@click.option("--json-schema", metavar="SCHEMA", help="The answer is JSON that fits this schema: a file, or its text.")
+@click.option("--grammar", metavar="GRAMMAR", help="The answer fits this grammar (GBNF, Lark): a file, or its text.")
+@click.option("--regex", metavar="PATTERN", help="The answer is what this regular expression matches.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document when the answer is done.")
 @model_options
 def command(model: str, prompt: str, raw: bool, system: str | None, as_json: bool, **options: Any) -> None:
@@ -44,7 +49,7 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
     """
     if raw and system is not None:
         raise click.UsageError("--system needs the chat template, and --raw goes without; put the text into the prompt")
-    params = sampling(options)
+    params = sampling(options, **_form(options))
     # a shell's output ends in a newline that nobody meant
     prompt = read_input().removesuffix("\n") if prompt == "-" else text_of(prompt, "PROMPT")
     system = None if system is None else text_of(system, "--system")
@@ -72,6 +77,31 @@ def command(model: str, prompt: str, raw: bool, system: str | None, as_json: boo
         print_json(document)
     else:
         _write(llm, llm.stream(prompt, params) if raw else llm.stream_chat(messages, params), params)
+
+
+def _form(options: dict[str, Any]) -> dict[str, Any]:
+    """What the answer must be, as one of three options says."""
+    given = {name: options.pop(name) for name in ("json_schema", "grammar", "regex")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise click.UsageError("--json-schema, --grammar and --regex say what the answer is; give one of them")
+    from pyedge import Grammar
+
+    ((name, value),) = given.items()
+    option = f"--{name.replace('_', '-')}"
+    text = text_of(value, option)
+    path = Path(text)
+    try:
+        # A schema or a grammar is no file name: it has brackets, or an arrow.
+        if name != "regex" and not any(mark in text for mark in ("{", "=", "\n")):
+            text = path.read_text(encoding="utf-8")
+        return {"grammar": getattr(Grammar, name)(text)}
+    except OSError as error:
+        raise click.UsageError(f"{option}: {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
 
 
 def _write(llm: LLM, events: Iterable[TokenEvent], params: SamplingParams) -> None:

@@ -21,6 +21,7 @@ from functools import wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from pyedge.engine.grammar import GrammarCompiler
 from pyedge.engine.pace import Pace, StepCost
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
@@ -120,6 +121,7 @@ class Engine(Worker):
         )
         self.clock = clock
         self._pace = Pace(prior)
+        self._grammars = GrammarCompiler(tokenizer, self.n_vocab)
         self._ids = count()
         self._live: dict[int, Request] = {}  # those whose last event is still to come
         self._events: list[TokenEvent] = []  # to be returned by the next step
@@ -140,7 +142,8 @@ class Engine(Worker):
         deadline: float | None = None,
         watched: bool = True,
     ) -> Request:
-        """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room.
+        """A request that can be added. ValueError if it cannot run: ids outside the vocabulary, no tokens, no room, a
+        grammar that does not compile.
 
         priority: lower ones go first. cache_salt: shares pages of the prefix cache with requests of the same salt only,
         so that nobody learns from the time it takes what others have asked. deadline: when, as `clock` counts, it ends
@@ -183,6 +186,7 @@ class Engine(Worker):
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 detokenizer=self._tokenizer.detokenizer(),
                 stops=self._tokenizer.stop_matcher(params.stop),
+                matcher=None if params.grammar is None else self._grammars.matcher(params.grammar),
                 priority=priority,
                 cache_salt=cache_salt or "",
                 deadline=deadline,
@@ -319,7 +323,8 @@ class Engine(Worker):
 
     def _sample(self, request: Request, row: int) -> _core.Sampled | Exception:
         try:
-            return self._core.sample(row, self._sampler(request), request.n_tokens)
+            mask = None if request.matcher is None else request.matcher.mask(self._holds_end(request))
+            return self._core.sample(row, self._sampler(request), request.n_tokens, mask)
         except CancelledError:  # it was finding out which op is at fault, which runs the step again
             raise
         except Exception as error:
@@ -403,7 +408,9 @@ class Engine(Worker):
             text = request.detokenizer.push(token) if token < self._tokenizer.n_vocab else ""
             if request.n_output > params.min_tokens:
                 text = request.stops.push(text)
-            if request.stops.stopped:
+            if request.matcher is not None:
+                request.matcher.accept(token)
+            if request.stops.stopped or (request.matcher is not None and request.matcher.complete):
                 reason = "stop"
             elif request.n_output >= request.max_tokens:
                 reason = "length"
@@ -426,7 +433,7 @@ class Engine(Worker):
             return request.sampler
         params = request.params
         bias = dict(params.logit_bias or {})
-        if params.ignore_eos or request.n_output < params.min_tokens:
+        if request.matcher is None and self._holds_end(request):  # a matcher's mask sees to it
             bias.update(dict.fromkeys(self._end_ids, -math.inf))
         sampler: _core.Sampler = self._make_sampler(
             self.n_vocab,
@@ -441,11 +448,16 @@ class Engine(Worker):
             seed=params.seed or 0,
             n_logprobs=-1 if params.logprobs is None else params.logprobs,
             logit_bias=bias,
+            masked=request.matcher is not None,
         )
         sampler.accept(request.prompt_token_ids, False)
         sampler.accept(request.output_token_ids, True)
         request.sampler = sampler
         return sampler
+
+    @staticmethod
+    def _holds_end(request: Request) -> bool:
+        return request.params.ignore_eos or request.n_output < request.params.min_tokens
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(

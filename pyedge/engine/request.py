@@ -15,6 +15,7 @@ from pyedge.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pyedge import _core
+    from pyedge.engine.grammar import Matcher
     from pyedge.tokenizers import IncrementalDetokenizer, StopMatcher
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -85,6 +86,7 @@ class Request:
     max_tokens: int  # of output, with the context's end taken into account
     detokenizer: IncrementalDetokenizer
     stops: StopMatcher
+    matcher: Matcher | None = None  # at the output's end; it outlives preemption, as the output does
     priority: int = 0  # lower runs first; equal ones in order of id
     cache_salt: str = ""  # its pages are found only by requests of the same salt
     deadline: float | None = None  # on the engine's clock: when it ends, come what may

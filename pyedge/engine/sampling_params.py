@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
+from pyedge.engine.grammar import Grammar
+
 MAX_N = 128
 MAX_LOGPROBS = 64  # the core reports at most this many
 _MAX_LAST_N = 2**20  # and keeps a window of at most this many
@@ -44,6 +46,10 @@ class SamplingParams:
     ignore_eos         end-of-text tokens are never chosen
     n                  so many answers to one prompt, which is read once: answer i is that of a request of its own with
                        the seed `seed` + i
+    grammar            what the text must be: Grammar.json_object(), .json_schema(...), .regex(...), .grammar(...). It
+                       ends, with "stop", when the grammar is complete and nothing may follow; ignore_eos and min_tokens
+                       hold off the end only as long as the grammar lets something else follow. A stop string, and
+                       max_tokens, may cut the text short.
     """
 
     temperature: float = 0.8
@@ -62,6 +68,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     ignore_eos: bool = False
     n: int = 1
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._real("temperature", 0, 100)
@@ -83,6 +90,8 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}")
         self._integer("n", 1, MAX_N)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise ValueError(f"grammar must be a pyedge.Grammar or None, not {shown(self.grammar)}")
         self._set("stop", _stop_strings(self.stop))
         self._set("logit_bias", _biases(self.logit_bias))
 

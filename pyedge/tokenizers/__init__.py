@@ -148,6 +148,11 @@ class Tokenizer:
             self._bytes[token] = known
         return known
 
+    def vocabulary_bytes(self) -> list[bytes]:
+        """`token_bytes` of all tokens, by id. They are not kept: a large vocabulary takes tens of megabytes."""
+        special, own = self._vocabulary.special_bytes, self._kind.token_bytes
+        return [own(token) if (known := special(token)) is None else known for token in range(self.n_vocab)]
+
     # ---- Text ----
 
     def encode(

@@ -283,3 +283,24 @@ def test_the_first_token_comes_soon() -> None:
 
     program("pull", "smollm2:135m")
     assert min(seconds() for _ in range(3)) < 1.5
+
+
+def test_the_answer_has_the_form_that_is_asked_for(tiny: Path, tmp_path: Path) -> None:
+    properties = {"properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    schema = json.dumps({"type": "object", **properties})
+    file = tmp_path / "schema.json"
+    file.write_text(schema)
+    for given in (schema, file):
+        result = run(tiny, PROMPT, "--temp", "1.5", "--seed", "1", "--json-schema", given)
+        assert (result.exit_code, list(json.loads(result.stdout))) == (0, ["ok"])
+    assert re.fullmatch("[ab]{3}\n", run(tiny, PROMPT, "--regex", "[ab]{3}").stdout)
+    assert run(tiny, PROMPT, "--grammar", 'root ::= "yes" | "no"').stdout in ("yes\n", "no\n")
+    for wrong, why in (
+        (("--regex", "("), "unclosed group"),
+        (("--json-schema", "nowhere.json"), "--json-schema: nowhere.json: No such file"),
+        (("--json-schema", "{"), "no JSON"),
+        (("--json-schema", "{}", "--regex", "a"), "one of them"),
+    ):
+        result = run(tiny, PROMPT, *wrong)
+        assert result.exit_code in (1, 2)
+        assert why in result.stderr

@@ -3,6 +3,7 @@ characters over several tokens, page edges, and Ctrl-C in a long prompt."""
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from program import python
 
-from pyedge import LLM, SamplingParams
+from pyedge import LLM, Grammar, SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +116,7 @@ def test_ctrl_c_acts_within_a_long_prompt(llm: LLM) -> None:
 
 RESIDENT = """
 import json, sys
-from pyedge import LLM, SamplingParams
+from pyedge import LLM, Grammar, SamplingParams
 llm = LLM(sys.argv[1])
 out = llm.chat([{"role": "user", "content": "Name three rivers."}], SamplingParams(temperature=0, max_tokens=32))
 with open("/proc/self/status") as f:
@@ -135,3 +136,36 @@ def test_resident_memory(smollm2_path: Path) -> None:
     resident, kv, text = json.loads(done.stdout)
     assert text
     assert resident <= 1.10 * smollm2_path.stat().st_size + 120e6 + kv, f"{resident / 1e6:.0f} MB, {kv / 1e6:.1f} of KV"
+
+
+def test_json_ends_with_its_last_brace(llm: LLM) -> None:
+    """ollama/ollama#2577: in JSON mode white space went on after the object, until the limit."""
+    schema = {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "green"]}, "ok": {"type": "boolean"}},
+        "required": ["color", "ok"],
+        "additionalProperties": False,
+    }
+    messages = [{"role": "user", "content": "Give a color as JSON."}]
+    prompt = {"prompt_token_ids": llm.tokenizer.apply_chat_template(messages)}
+    fits, any_object = Grammar.json_schema(schema), Grammar.json_object()
+    rules = [
+        SamplingParams(temperature=t, seed=seed, max_tokens=200, grammar=grammar)
+        for grammar in (fits, any_object)
+        for t, seed in ((0, 0), *((1.5, seed) for seed in range(1, 11)))
+    ]
+    for rule, out in zip(rules, llm.generate([prompt] * len(rules), rules), strict=True):
+        if rule.grammar == fits:
+            assert out.finish_reason == "stop"
+            assert not re.search(r"\s{21}", out.text)
+            assert set(json.loads(out.text)) == {"color", "ok"}
+            assert json.loads(out.text)["color"] in ("red", "green")
+        if out.finish_reason == "stop":
+            assert isinstance(json.loads(out.text), dict)
+            assert out.text.endswith("}")
+    cut = llm.chat(messages, SamplingParams(temperature=0, max_tokens=3, grammar=fits))
+    assert cut.finish_reason == "length"
+    whole = llm.chat(messages, SamplingParams(temperature=0, max_tokens=200, grammar=fits))
+    assert whole.text.startswith(cut.text)
+    events = llm.stream_chat(messages, SamplingParams(temperature=0, max_tokens=200, grammar=fits))
+    assert "".join(event.text for event in events) == whole.text

@@ -42,6 +42,7 @@ REFUSED = {
     ],
     "ignore_eos": [LARGE, 0, None, "no"],
     "n": [LARGE, 0, -1, 129, 1.0, True, None],
+    "grammar": [LARGE, "{}", {"type": "object"}, True],
 }
 
 

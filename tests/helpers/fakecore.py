@@ -125,7 +125,8 @@ class Engine:
         assert entry is not None, f"position {position} of slot {slot} was never computed"
         return entry
 
-    def sample(self, row: int, sampler: Sampler, position: int) -> Sampled:
+    def sample(self, row: int, sampler: Sampler, position: int, mask: bytes | None = None) -> Sampled:
+        assert mask is None  # a fake vocabulary spells nothing
         return sampler.draw(self.hidden[row], position)
 
     def logits(self, first: int = 0, n: int | None = None) -> Any:
