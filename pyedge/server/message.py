@@ -7,6 +7,7 @@ reasoning off, or reads tool calls, is a parser of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 Delta = dict[str, Any]  # {"content": ...}, {"reasoning_content": ...}, {"tool_calls": [...]}; empty: nothing new
@@ -28,6 +29,27 @@ class PlainParser:
 
     def finish(self, reason: str) -> tuple[Delta, str]:
         return {}, reason
+
+
+def merge_deltas(deltas: Iterable[Delta]) -> Delta:
+    """Several deltas as one."""
+    merged: Delta = {}
+    for delta in deltas:
+        for key, value in delta.items():
+            if key not in merged:
+                merged[key] = value
+            elif key == "tool_calls":
+                for call in value:
+                    last = merged[key][-1]
+                    if last["index"] == call["index"]:  # more of its arguments
+                        arguments = last["function"]["arguments"] + call["function"]["arguments"]
+                        last = {**last, "function": {**last["function"], "arguments": arguments}}
+                        merged[key] = [*merged[key][:-1], last]
+                    else:
+                        merged[key] = [*merged[key], call]
+            else:
+                merged[key] += value
+    return merged
 
 
 def merge(message: dict[str, Any], delta: Delta) -> None:

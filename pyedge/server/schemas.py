@@ -58,6 +58,13 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None  # llama.cpp's name
+    guided_json: dict[str, Any] | str | None = None  # vLLM's names
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
 
     def check_stream(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -206,6 +213,8 @@ class ChatRequest(Sampling, ChatBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: list[str] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     def chat_params(self) -> SamplingParams:
         if self.modalities not in (None, ["text"]):

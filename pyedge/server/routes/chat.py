@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
 from pyedge.engine.request import Request, TokenEvent
 from pyedge.server import logprobs
+from pyedge.server.constraints import chat_form, tools_of
 from pyedge.server.generation import make_requests, refusals
-from pyedge.server.message import MessageParser, PlainParser, merge
+from pyedge.server.message import MessageParser, merge
 from pyedge.server.routes import service
 from pyedge.server.schemas import ChatBody, ChatRequest, read_body
 from pyedge.server.service import Service
@@ -26,10 +28,12 @@ def chat_completions() -> Response:
     s, body = service(), read_body(ChatRequest)
     s.check_model(body.model)
     body.check_stream()
-    params = body.chat_params()
-    prompt = prompt_ids(s, body)
-    requests = make_requests(s, body, [prompt], params)
-    content = ChatAnswer(s, body, requests, [PlainParser() for _ in requests])
+    params, tokenizer = body.chat_params(), s.llm.tokenizer
+    tools = tools_of(body, tokenizer)
+    prompt = prompt_ids(s, body, None if tools is None else tools.given)
+    grammar, parsers = chat_form(body, tools, tokenizer, prompt)
+    requests = make_requests(s, body, [prompt], replace(params, grammar=grammar))
+    content = ChatAnswer(s, body, requests, parsers)
     return answer(s, requests, content, stream=bool(body.stream))
 
 
@@ -44,10 +48,10 @@ def apply_template() -> Response:
     return jsonify({"prompt": prompt})
 
 
-def prompt_ids(s: Service, body: ChatBody) -> list[int]:
+def prompt_ids(s: Service, body: ChatBody, tools: list[dict[str, Any]] | None) -> list[int]:
     with refusals("messages"):
         return s.llm.encode_chat(
-            body.plain_messages(), body.tools, body.add_generation_prompt is not False, **body.template_variables()
+            body.plain_messages(), tools, body.add_generation_prompt is not False, **body.template_variables()
         )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response
 
 from pyedge.engine.request import Request, TokenEvent
 from pyedge.server import logprobs
+from pyedge.server.constraints import grammar_of
 from pyedge.server.errors import ApiError
 from pyedge.server.generation import make_requests, refusals
 from pyedge.server.routes import service
@@ -32,7 +34,7 @@ def completions() -> Response:
     s, body = service(), read_body(CompletionRequest)
     s.check_model(body.model)
     body.check_stream()
-    params = body.completion_params()
+    params = replace(body.completion_params(), grammar=grammar_of(body))
     _ = s.loop  # an embedding model is refused first
     given = body.prompts()
     with refusals("prompt"):

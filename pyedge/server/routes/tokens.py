@@ -21,7 +21,8 @@ def tokenize() -> Response:
     tokenizer = s.llm.tokenizer
     text = body.prompt if body.prompt is not None else body.content
     if text is None:
-        ids = chat.prompt_ids(s, read_body(ChatBody))
+        conversation = read_body(ChatBody)
+        ids = chat.prompt_ids(s, conversation, conversation.tools)
     else:
         special = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
         with refusals("prompt"):
