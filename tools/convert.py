@@ -107,8 +107,8 @@ class _Plan:
             **{f"{self.architecture}.{key}": value for key, value in own.items()},
             **tokenizer_files.keys(checkpoint, self._n_rows(), pre),
         }
-        if (count := self._config.value("type_vocab_size")) is not None:
-            self.keys["tokenizer.ggml.token_type_count"] = count
+        if self._config.value("type_vocab_size") is not None:
+            self.keys["tokenizer.ggml.token_type_count"] = self._config.integer("type_vocab_size")
         self._try()
 
     # ---- Tensors ----
@@ -328,7 +328,7 @@ def _family(checkpoint: Checkpoint) -> tuple[About, Config]:
     raw = checkpoint.config
     names = raw.get("architectures")
     known = checkpoints()
-    found = next((n for n in names if n in known), None) if isinstance(names, list) else None
+    found = next((n for n in names if isinstance(n, str) and n in known), None) if isinstance(names, list) else None
     if found is None:
         raise ModelError(
             f"config.json: architectures: {names!r:.80} is not supported; supported: {', '.join(sorted(known))}"

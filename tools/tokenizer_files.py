@@ -75,6 +75,8 @@ class _Source:
         self._generation = checkpoint.object("generation_config.json")
         self._json = checkpoint.object("tokenizer.json")
         self._model = checkpoint.bytes("tokenizer.model")
+        # Before the library sees it: there are vocabularies that it panics at.
+        self._own = vocabulary_files.from_json(self._json) if self._json and self._model is None else None
         self.library = self._load()
 
     def _load(self) -> tokenizers.Tokenizer | None:
@@ -84,7 +86,9 @@ class _Source:
 
         try:
             library = tokenizers.Tokenizer.from_str(self._checkpoint.text("tokenizer.json") or "")
-        except Exception as e:  # the library has no other
+        except BaseException as e:  # of the library's own kinds, PanicException is no Exception
+            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+                raise
             said = " ".join(str(e).split())
             raise ModelError(f"tokenizer.json: cannot be read ({said:.120}); {AGAIN}, or update tokenizers") from e
         library.no_padding()
@@ -98,11 +102,10 @@ class _Source:
             if isinstance(prefix, bool):
                 found.keys["add_space_prefix"] = prefix
             return found
-        if self.library is not None:
-            found = vocabulary_files.from_json(self._json)
-            if found.model == "llama":
-                found.keys["add_space_prefix"] = self._puts_space_before()
-            return found
+        if self._own is not None:
+            if self._own.model == "llama":
+                self._own.keys["add_space_prefix"] = self._puts_space_before()
+            return self._own
         words = self._checkpoint.text("vocab.txt")
         if words is not None:
             return vocabulary_files.from_words(words, bool(self._config.get("do_lower_case", True)))
@@ -113,7 +116,7 @@ class _Source:
 
     def _puts_space_before(self) -> bool:
         assert self.library is not None
-        tokens = self.library.encode("a", add_special_tokens=False).tokens
+        tokens = _encoded(self.library, "a").tokens
         return bool(tokens) and tokens[0].startswith(SPACE)
 
     def recognised(self) -> str:
@@ -183,7 +186,7 @@ class _Source:
     def _frame(self, model: str, ids: dict[str, int]) -> tuple[list[int], list[int]]:
         """The tokens that stand before a text, and behind it."""
         if self.library is not None:
-            whole, inner = (self.library.encode("a", add_special_tokens=special).ids for special in (True, False))
+            whole, inner = (_encoded(self.library, "a", special).ids for special in (True, False))
             at = next((i for i in range(len(whole)) if whole[i : i + len(inner)] == inner), 0)
             begins, ends = whole[:at], whole[at + len(inner) :]
         else:
@@ -194,6 +197,14 @@ class _Source:
                 made = [ids[name]] if flag and name in ids else []
                 begins, ends = (made, ends) if name == "bos" else (begins, made)
         return begins, ends
+
+
+def _encoded(library: tokenizers.Tokenizer, text: str, special: bool = False) -> tokenizers.Encoding:
+    try:
+        return library.encode(text, add_special_tokens=special)
+    except Exception as e:  # the library has no other
+        said = " ".join(str(e).split())
+        raise ModelError(f"tokenizer.json: cannot encode a text ({said:.120}); {AGAIN}") from e
 
 
 def _is_decoder(value: Any) -> bool:
@@ -226,7 +237,7 @@ def _try(found: dict[str, Any], library: tokenizers.Tokenizer, strict: bool) -> 
     """The tokenizer that a reader will have, against the checkpoint's own. Raises ModelError."""
     ours = Tokenizer.from_gguf(found)
     for text in _SAMPLES:
-        ids, expected = ours.encode(text, bos=False, eos=False), library.encode(text, add_special_tokens=False).ids
+        ids, expected = ours.encode(text, bos=False, eos=False), _encoded(library, text).ids
         if ids == expected:
             continue
         pairs = enumerate(zip(ids, expected, strict=False))

@@ -142,8 +142,14 @@ def from_json(tokenizer: dict[str, Any]) -> Vocabulary:
             f"tokenizer.json: model {kind!r:.40} is not supported, only BPE and WordPiece are; "
             "give a tokenizer.model or take another model"
         )
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise _wrong("its BPE marks the parts of words")
     texts = _texts(model.get("vocab"))
     merges = [_merge(m) for m in _list(model.get("merges"), "merges")]
+    known = set(texts)
+    for a, b in merges:
+        if a not in known or b not in known or a + b not in known:
+            raise _wrong(f"merge {(a, b)!r:.80} is not of its tokens")
     if model.get("byte_fallback"):
         return _characters(texts, merges, model.get("unk_token"))
     if not any(_of_kind(tokenizer.get(part), "ByteLevel") for part in ("pre_tokenizer", "decoder")):

@@ -376,8 +376,12 @@ def test_templates(tmp_path: Path) -> None:
     [
         ({}, "has no tokenizer that is read"),
         ({"tokenizer__json": b"\xff"}, "not UTF-8"),
-        ({"tokenizer__json": {"model": {"type": "BPE"}}}, r"tokenizer\.json: cannot be read"),
+        ({"tokenizer__json": {"model": {"type": "BPE"}}}, r"tokenizer\.json: it has no vocabulary"),
+        ({"tokenizer__json": {**bpe(BYTES), "pre_tokenizer": {"type": "?"}}}, r"tokenizer\.json: cannot be read"),
         ({"tokenizer__json": {**bpe(BYTES), "added_tokens": 5}}, r"tokenizer\.json: "),
+        ({"tokenizer__json": bpe(BYTES, continuing_subword_prefix="##")}, "marks the parts of words"),  # it would panic
+        ({"tokenizer__json": bpe(BYTES, merges=["t h", "no ne"])}, "merge .*no.* is not of its tokens"),
+        ({"tokenizer__json": bpe(BYTES, unk_token="none")}, "cannot encode|rules that have no name"),
         ({"tokenizer__model": b""}, r"tokenizer\.model: "),
         ({"tokenizer__model": b"\xff" * 50}, r"tokenizer\.model: is no model of SentencePiece"),
         ({"tokenizer__model": SPM[:-3]}, r"tokenizer\.model: is no model of SentencePiece"),
