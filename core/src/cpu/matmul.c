@@ -66,75 +66,113 @@ PE_INLINE int32_t halves_bits(const pe_act_block *b) {
     return v;
 }
 
-// The integer dot products of unit u of P panels, which lie `stride` bytes apart, with R tokens; s [P][R] is their start.
-PE_INLINE void dot_units(const pe_class cls, const uint8_t *unit, size_t stride, const int P, const int8_t *const *q,
-                         int64_t k, const int R, vi (*s)[DOT_TOKENS]) {
+// Adds to s [P][R] the integer dot products of a unit, or of its first or last half, of P panels with R tokens. The panels'
+// units lie `stride` bytes apart. part: 0 or 1 of the `parts`, 2 or 1.
+PE_INLINE void dot_units(const pe_class cls, const uint8_t *unit, size_t stride, const int P, const int part,
+                         const int parts, const int8_t *const *q, int64_t k, const int R, vi (*s)[DOT_TOKENS]) {
 #ifdef DOT_PANELS
-    if (P == DOT_PANELS) {
-        dot_panels(cls, unit, stride, P, q, k, R, s);
-        return;
+    const int first = part * 8 / parts, end = (part + 1) * 8 / parts;
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p += DOT_PANELS)
+        dot_groups(cls, unit + (size_t)p * stride, stride, P - p < DOT_PANELS ? P - p : DOT_PANELS, first, end, q, k, R,
+                   s + p);
+#else
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++, unit += stride) {
+#ifdef DOT_HALF
+        if (parts == 2) {
+            dot_half(cls, unit, part, q, k, R, s[p]);
+            continue;
+        }
+#else
+        (void)part, (void)parts;  // a unit is one part
+#endif
+        dot(cls, unit, NULL, q, k, R, s[p]);
     }
 #endif
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++) dot(cls, unit + (size_t)p * stride, NULL, q, k, R, s[p]);
 }
+
+#ifndef DOT_HALF
+// The classes with a scale per 16 k, where that goes into the dot product: a unit of one panel.
+PE_INLINE void add_unit_16(const pe_class cls, const pe_scales scales, const int R, const unsigned who,
+                           const uint8_t *block, int64_t at, int u, const int zero, const int8_t *const *q,
+                           const pe_act_block *const *ab, vf *sum) {
+    const vf d = load_d(scales, block);
+    const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
+    const vi subs[2] = {first.sub, last.sub};
+    vi s[DOT_TOKENS];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) s[r] = vi_zero();
+    dot(cls, block + units_at(scales) + (size_t)u * unit_bytes(cls), subs, q, 32 * at, R, s);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        if (!(who >> r & 1)) continue;
+        if (zero)
+            s[r] = vi_sub(s[r], vi_shl(dot_halves(first.sub, last.sub, halves_bits(ab[r] + at)), __builtin_ctz(zero)));
+        sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
+    }
+}
+#endif
 
 // Adds unit u of the same block of P panels, the panels' unit `at` (32 k), to sum [P][R], for those of the R tokens whose
 // bit is set in `who`. block: the first panel's, the others' lie `stride` bytes apart. q, ab: the tokens' rows.
 PE_INLINE void add_units(const pe_class cls, const pe_scales scales, const int R, const int P, const unsigned who,
                          const uint8_t *block, size_t stride, int64_t at, int u, const int8_t *const *q,
                          const pe_act_block *const *ab, vf (*sum)[DOT_TOKENS]) {
-    const size_t unit = units_at(scales) + (size_t)u * unit_bytes(cls);
+    const uint8_t *unit = block + units_at(scales) + (size_t)u * unit_bytes(cls);
     // What the stored integers are above those that are meant, 0 or a power of two from 8 on; no class has both reasons.
     const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
+    const int parts = pe_scales_parts(scales) == 16 ? 2 : 1;  // of the unit, with a scale each
     vi s[PANELS_OF_ONE][DOT_TOKENS];
-    if (pe_scales_parts(scales) == 16) {  // a scale per 16 k goes into the dot product
+#ifndef DOT_HALF
+    if (parts == 2) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; p++, block += stride) {
-            const vf d = load_d(scales, block);
-            const pe_part first = load_part(scales, block, 2 * u), last = load_part(scales, block, 2 * u + 1);
-            const vi subs[2] = {first.sub, last.sub};
+        for (int p = 0; p < P; p++)
+            add_unit_16(cls, scales, R, who, block + (size_t)p * stride, at, u, zero, q, ab, sum[p]);
+    } else
+#endif
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) {
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) s[p][r] = vi_zero();
-            dot(cls, block + unit, subs, q, 32 * at, R, s[p]);
-            const vf m = scales == PE_SCALES_K16M ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
+            for (int r = 0; r < R; r++) {
+                vi start = vi_zero();
+                if (zero && (who >> r & 1))
+                    start = parts == 2 ? vi_set1(-zero * ab[r][at].half[part])
+                                       : vi_shl(vi_set1(ab[r][at].minus8), __builtin_ctz(zero) - 3);
+#pragma GCC unroll 4
+                for (int p = 0; p < P; p++) s[p][r] = start;
+            }
+            dot_units(cls, unit, stride, P, part, parts, q, 32 * at, R, s);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                const uint8_t *from = block + (size_t)p * stride;
+                vf d = load_d(scales, from);
+                // A scale per 16 or 32 k goes into d.
+                if (pe_scales_parts(scales)) d = vf_mul(d, vi_to_f32(load_part(scales, from, parts * u + part).sub));
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++)
+                    if (who >> r & 1)
+                        sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[p][r]), sum[p][r]);
+            }
+        }
+    if (!pe_scales_have_m(scales)) return;
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++, block += stride) {
+        vf m = vf_load_f16((const uint16_t *)(block + m_at(scales)));
+        if (parts == 2) {
+            const vi first = load_part(scales, block, 2 * u).min, last = load_part(scales, block, 2 * u + 1).min;
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 if (!(who >> r & 1)) continue;
-                const int32_t halves = halves_bits(ab[r] + at);
-                if (zero)
-                    s[p][r] = vi_sub(s[p][r], vi_shl(dot_halves(first.sub, last.sub, halves), __builtin_ctz(zero)));
-                sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[p][r]), sum[p][r]);
-                if (scales == PE_SCALES_K16M)
-                    sum[p][r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)),
-                                       vi_to_f32(dot_halves(first.min, last.min, halves)), sum[p][r]);
+                const vi mins = dot_halves(first, last, halves_bits(ab[r] + at));
+                sum[p][r] = vf_fma(vf_mul(m, vf_set1(-ab[r][at].d)), vi_to_f32(mins), sum[p][r]);
             }
+            continue;
         }
-        return;
-    }
+        if (pe_scales_parts(scales)) m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(load_part(scales, block, u).min)));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        const vi start =
-            zero && (who >> r & 1) ? vi_shl(vi_set1(ab[r][at].minus8), __builtin_ctz(zero) - 3) : vi_zero();
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) s[p][r] = start;
-    }
-    dot_units(cls, block + unit, stride, P, q, 32 * at, R, s);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++, block += stride) {
-        vf d = load_d(scales, block);
-        vf m = pe_scales_have_m(scales) ? vf_load_f16((const uint16_t *)(block + m_at(scales))) : vf_zero();
-        if (pe_scales_parts(scales) == 8) {  // a scale per 32 k goes into d, a minimum into m
-            const pe_part part = load_part(scales, block, u);
-            d = vf_mul(d, vi_to_f32(part.sub));
-            m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(part.min)));
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            if (!(who >> r & 1)) continue;
-            sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[p][r]), sum[p][r]);
-            if (pe_scales_have_m(scales)) sum[p][r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[p][r]);
-        }
+        for (int r = 0; r < R; r++)
+            if (who >> r & 1) sum[p][r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[p][r]);
     }
 }
 
@@ -260,65 +298,59 @@ typedef void tile_fn(const pe_weight *w, const pe_act *a, const float *bias, int
     }
 
 typedef struct tiles {
-    int tokens[2];      // of a full tile of 1 panel, of 2 panels; 0: there is none
-    tile_fn *fn[2][8];  // [panels - 1][tokens - 1]
-    tile_fn *streams;   // one token, PANELS_OF_ONE panels
+    tile_fn *fn[2][6];  // [panels - 1][tokens - 1]; NULL: there is none
+    int most[2];        // tokens of a full tile of 1 panel, of 2 panels
+    int two_from;  // tokens that make two panels worth it, and half of a full tile at most; 0: there is no such tile
+    tile_fn *streams;  // one token, PANELS_OF_ONE panels
 } tiles;
 
-#define ROW_OF_4(name, P) {name##_1x##P, name##_2x##P, name##_3x##P, name##_4x##P}
-#define ROW_OF_6(name, P) {name##_1x##P, name##_2x##P, name##_3x##P, name##_4x##P, name##_5x##P, name##_6x##P}
-#define ROW_OF_8(name, P) \
-    {name##_1x##P, name##_2x##P, name##_3x##P, name##_4x##P, name##_5x##P, name##_6x##P, name##_7x##P, name##_8x##P}
-#define TILES_OF_4(TILE, P, name, ...)    \
-    TILE(name##_1x##P, __VA_ARGS__, 1, P) \
-    TILE(name##_2x##P, __VA_ARGS__, 2, P) \
-    TILE(name##_3x##P, __VA_ARGS__, 3, P) \
-    TILE(name##_4x##P, __VA_ARGS__, 4, P)
-#define TILES_OF_6(TILE, P, name, ...)     \
-    TILES_OF_4(TILE, P, name, __VA_ARGS__) \
-    TILE(name##_5x##P, __VA_ARGS__, 5, P)  \
-    TILE(name##_6x##P, __VA_ARGS__, 6, P)
-#define TILES_OF_8(TILE, P, name, ...)     \
-    TILES_OF_6(TILE, P, name, __VA_ARGS__) \
-    TILE(name##_7x##P, __VA_ARGS__, 7, P)  \
-    TILE(name##_8x##P, __VA_ARGS__, 8, P)
-
-#define FLOAT_TILES(name, cls)                        \
-    TILES_OF_4(FLOAT_TILE, 1, name, cls)              \
-    TILES_OF_4(FLOAT_TILE, 2, name, cls)              \
-    FLOAT_TILE(name##_streams, cls, 1, PANELS_OF_ONE) \
-    static const tiles name = {{4, 4}, {ROW_OF_4(name, 1), ROW_OF_4(name, 2)}, name##_streams};
-// Of classes with a scale per 16 k, whose dot products take a panel by itself.
-#if DOT_TOKENS == 8
-#define INTEGER_TILES_16(name, cls, scales)                     \
-    TILES_OF_8(INTEGER_TILE, 1, name, cls, scales)              \
-    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
-    static const tiles name = {{8}, {ROW_OF_8(name, 1)}, name##_streams};
-#else
-#define INTEGER_TILES_16(name, cls, scales)                     \
-    TILES_OF_4(INTEGER_TILE, 1, name, cls, scales)              \
-    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
-    static const tiles name = {{4}, {ROW_OF_4(name, 1)}, name##_streams};
-#endif
+#define FLOAT_TILES(name, cls)                                                                          \
+    FLOAT_TILE(name##_1x1, cls, 1, 1)                                                                   \
+    FLOAT_TILE(name##_2x1, cls, 2, 1)                                                                   \
+    FLOAT_TILE(name##_3x1, cls, 3, 1)                                                                   \
+    FLOAT_TILE(name##_4x1, cls, 4, 1)                                                                   \
+    FLOAT_TILE(name##_2x2, cls, 2, 2)                                                                   \
+    FLOAT_TILE(name##_3x2, cls, 3, 2)                                                                   \
+    FLOAT_TILE(name##_4x2, cls, 4, 2)                                                                   \
+    FLOAT_TILE(name##_streams, cls, 1, PANELS_OF_ONE)                                                   \
+    static const tiles name = {                                                                         \
+        {{name##_1x1, name##_2x1, name##_3x1, name##_4x1}, {NULL, name##_2x2, name##_3x2, name##_4x2}}, \
+        {4, 4},                                                                                         \
+        2,                                                                                              \
+        name##_streams};
 #ifdef DOT_PANELS
-#define INTEGER_TILES(name, cls, scales)                        \
-    TILES_OF_6(INTEGER_TILE, 1, name, cls, scales)              \
-    TILES_OF_6(INTEGER_TILE, 2, name, cls, scales)              \
-    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
-    static const tiles name = {{6, 6}, {ROW_OF_6(name, 1), ROW_OF_6(name, 2)}, name##_streams};
+#define INTEGER_TILES(name, cls, scales)                                                                      \
+    INTEGER_TILE(name##_1x1, cls, scales, 1, 1)                                                               \
+    INTEGER_TILE(name##_2x1, cls, scales, 2, 1)                                                               \
+    INTEGER_TILE(name##_3x1, cls, scales, 3, 1)                                                               \
+    INTEGER_TILE(name##_3x2, cls, scales, 3, 2)                                                               \
+    INTEGER_TILE(name##_4x2, cls, scales, 4, 2)                                                               \
+    INTEGER_TILE(name##_5x2, cls, scales, 5, 2)                                                               \
+    INTEGER_TILE(name##_6x2, cls, scales, 6, 2)                                                               \
+    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE)                                               \
+    static const tiles name = {                                                                               \
+        {{name##_1x1, name##_2x1, name##_3x1}, {NULL, NULL, name##_3x2, name##_4x2, name##_5x2, name##_6x2}}, \
+        {3, 6},                                                                                               \
+        3,                                                                                                    \
+        name##_streams};
 #else
-#define INTEGER_TILES(name, cls, scales) INTEGER_TILES_16(name, cls, scales)
+#define INTEGER_TILES(name, cls, scales)                        \
+    INTEGER_TILE(name##_1x1, cls, scales, 1, 1)                 \
+    INTEGER_TILE(name##_2x1, cls, scales, 2, 1)                 \
+    INTEGER_TILE(name##_3x1, cls, scales, 3, 1)                 \
+    INTEGER_TILE(name##_4x1, cls, scales, 4, 1)                 \
+    INTEGER_TILE(name##_streams, cls, scales, 1, PANELS_OF_ONE) \
+    static const tiles name = {{{name##_1x1, name##_2x1, name##_3x1, name##_4x1}}, {4}, 0, name##_streams};
 #endif
 
 // The pairs of class and scales that formats.def has.
 // clang-format off
-#define PE_QUANTIZED(X, X16) \
-    X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(I8, D) X(IQ4, D) X(IQ4, K32) X(FP4, E8) \
-    X16(U2, K16M) X16(U3, K16) X16(U6, K16)
+#define PE_QUANTIZED(X) \
+    X(U2, K16M) X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) \
+    X(I8, D) X(IQ4, D) X(IQ4, K32) X(FP4, E8)
 // clang-format on
 #define PE_TILES(cls, scales) INTEGER_TILES(cls##_##scales, PE_CLASS_##cls, PE_SCALES_##scales)
-#define PE_TILES_16(cls, scales) INTEGER_TILES_16(cls##_##scales, PE_CLASS_##cls, PE_SCALES_##scales)
-PE_QUANTIZED(PE_TILES, PE_TILES_16)
+PE_QUANTIZED(PE_TILES)
 FLOAT_TILES(f32, PE_CLASS_F32)
 FLOAT_TILES(f16, PE_CLASS_F16)
 FLOAT_TILES(bf16, PE_CLASS_BF16)
@@ -332,7 +364,7 @@ static const tiles *tiles_of(const pe_weight *w) {
     }
 #define PE_FIND(cls_, scales_) \
     if (w->cls == PE_CLASS_##cls_ && w->scales == PE_SCALES_##scales_) return &cls_##_##scales_;
-    PE_QUANTIZED(PE_FIND, PE_FIND)
+    PE_QUANTIZED(PE_FIND)
     return NULL;  // formats.def has no such pair
 }
 
@@ -343,9 +375,9 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
     if (t1 - t0 == 1)
         for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, t0, p, y, ldy);
     while (p < p1) {
-        const int panels = p + 1 < p1 && tile->tokens[1] ? 2 : 1;
-        // As few tiles as there can be, of sizes that differ by one at most: the last one would be the slowest per token.
-        const int64_t n = (t1 - t0 + tile->tokens[panels - 1] - 1) / tile->tokens[panels - 1];
+        const int panels = tile->two_from && t1 - t0 >= tile->two_from && p + 1 < p1 ? 2 : 1;
+        // As few tiles as there can be, of sizes that differ by one at most: a small last one would be slow for its tokens.
+        const int64_t n = (t1 - t0 + tile->most[panels - 1] - 1) / tile->most[panels - 1];
         for (int64_t i = 0, t = t0; i < n; i++) {
             const int64_t tokens = (t1 - t0 + i) / n;
             tile->fn[panels - 1][tokens - 1](w, a, bias, t, p, y, ldy);

@@ -5,11 +5,11 @@
 
 #include "cpu/cpu.h"
 
-#define DOT_TOKENS 8  // in a tile, at most: 32 registers hold their sums
-// Of two panels, 6 tokens: 12 sums of integers and 12 of floats, and what is read of an activation serves both panels.
+// A full tile: 12 sums of integers and 12 of floats in 32 registers, and what is read of an activation serves both panels.
 // With one panel the loads are the limit, two in a cycle: 8 tokens of it take 1.2 (u4) to 1.3 (i8) times as long.
+#define DOT_TOKENS 6
 #define DOT_PANELS 2
-#define DOT_TOKENS_OF_TWO 6
+#define DOT_HALF  // 16 k can be summed by themselves
 
 PE_INLINE vi dot_bcast4(const int8_t *p) {
     int32_t v;
@@ -50,29 +50,12 @@ PE_INLINE vi dot_group(const pe_class cls, const uint8_t *unit, int g) {
     return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_broadcast_i32x4(table), offset), low);
 }
 
-// Adds to s[r] the sum over the 32 k of (w + offset)[lane, k] * q[r, k], or with `sub` [2] of
-// sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
-PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
-                   vi *s) {
-    vi half[DOT_TOKENS];
+// Adds to s[p][r] the sum over groups [first, end) of (w + offset)[lane, k] * q[r, k], for P panels whose units lie `stride`
+// bytes apart. Scales of 16 k are for the caller: vpmulld is slow.
+PE_INLINE void dot_groups(const pe_class cls, const uint8_t *unit, size_t stride, const int P, const int first,
+                          const int end, const int8_t *const *q, int64_t k, const int R, vi (*s)[DOT_TOKENS]) {
 #pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
-        const vi w = dot_group(cls, unit, g);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const vi start = !sub ? s[r] : g % 4 ? half[r] : vi_zero();
-            half[r] = _mm512_dpbusd_epi32(start, w, dot_bcast4(q[r] + k + 4 * g));
-            if (!sub) s[r] = half[r];
-            else if (g % 4 == 3) s[r] = _mm512_add_epi32(s[r], _mm512_mullo_epi32(half[r], sub[g / 4]));
-        }
-    }
-}
-
-// The first kind of `dot` for P panels, whose units lie `stride` bytes apart.
-PE_INLINE void dot_panels(const pe_class cls, const uint8_t *unit, size_t stride, const int P, const int8_t *const *q,
-                          int64_t k, int R, vi (*s)[DOT_TOKENS]) {
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
+    for (int g = first; g < end; g++) {
         vi w[DOT_PANELS];
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++) w[p] = dot_group(cls, unit + (size_t)p * stride, g);

@@ -11,22 +11,24 @@
 // one more instruction for each product; this needs one more multiply-add for each 32 k.
 PE_INLINE int dot_offset(const pe_class cls) { return dot_is_signed(cls) ? 128 : 0; }
 
-// Adds to s[r] the sum over the 32 k of (w + offset)[lane, k] * q[r, k], or with `sub` [2] of
-// sub[lane, k / 16] * (w + offset)[lane, k] * q[r, k].
-PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
-                   vi *s) {
-    vi half[DOT_TOKENS];
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
+// Adds to s[r] the sum over the first or last 16 k of (w + offset)[lane, k] * q[r, k].
+#define DOT_HALF
+PE_INLINE void dot_half(const pe_class cls, const uint8_t *unit, int half, const int8_t *const *q, int64_t k, int R,
+                        vi *s) {
+#pragma GCC unroll 4
+    for (int g = 4 * half; g < 4 * half + 4; g++) {
         const vi w = dot_group(cls, unit, g, dot_offset(cls));
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            const vi start = !sub ? s[r] : g % 4 ? half[r] : vi_zero();
-            half[r] = _mm256_dpbusd_avx_epi32(start, w, dot_bcast4(q[r] + k + 4 * g));
-            if (!sub) s[r] = half[r];
-            else if (g % 4 == 3) s[r] = _mm256_add_epi32(s[r], _mm256_mullo_epi32(half[r], sub[g / 4]));
-        }
+        for (int r = 0; r < R; r++) s[r] = _mm256_dpbusd_avx_epi32(s[r], w, dot_bcast4(q[r] + k + 4 * g));
     }
+}
+
+// The same over all 32 k. sub: NULL; scales of 16 k are for dot_half.
+PE_INLINE void dot(const pe_class cls, const uint8_t *unit, const vi *sub, const int8_t *const *q, int64_t k, int R,
+                   vi *s) {
+    (void)sub;
+    dot_half(cls, unit, 0, q, k, R, s);
+    dot_half(cls, unit, 1, q, k, R, s);
 }
 
 // The multiply-adds of a dot product and nothing else, for the probe: adds those of w and each x [8] to s [8]. Six sums:
