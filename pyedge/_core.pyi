@@ -66,7 +66,24 @@ class Gguf:
     def dequantize(
         self, name: str, first: int = 0, n: int | None = None
     ) -> npt.NDArray[np.float32]: ...  # [n rows from first on, columns]
+    def quantize(
+        self,
+        name: str,
+        type: str,
+        first: int = 0,
+        n: int | None = None,
+        *,
+        importance: npt.NDArray[np.float32] | None = None,  # [columns], or [columns of each matrix]
+        threads: int = 0,
+    ) -> npt.NDArray[np.uint8]: ...  # [n rows from first on, bytes of a row]
 
+def quantize(
+    values: npt.NDArray[np.float32],  # [..., columns]
+    type: str,
+    *,
+    importance: npt.NDArray[np.float32] | None = None,  # [columns]
+    threads: int = 0,
+) -> npt.NDArray[np.uint8]: ...  # [rows, bytes of a row]
 def sentencepiece_model(
     pieces: Sequence[str],
     scores: Sequence[float],

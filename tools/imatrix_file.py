@@ -1,4 +1,4 @@
-"""Importance matrices as files: GGUF as llama-imatrix writes and reads it.
+"""Importance matrices as files: GGUF as llama-imatrix writes and reads it, and the .dat of its older versions, read.
 
 Owns the format: of every matrix the sums of squares of what it was multiplied with, column by column (`NAME.in_sum2`),
 and of how many rows (`NAME.counts`), for each expert where there are several. Does not own how they are collected
@@ -8,6 +8,7 @@ and of how many rows (`NAME.counts`), for each expert where there are several. D
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ class Imatrix:
     n_ctx: int = 512  # tokens of a window
     n_windows: int = 0  # in all
     last: tuple[str, int] = ("", 0)  # the text that was read last, by its sha256, and how many of its windows
+    path: str = ""  # of the file
 
     def put(self, name: str, sums: np.ndarray, counts: np.ndarray) -> None:
         """What a tensor has seen besides. ModelError if it is not that of this model."""
@@ -60,7 +62,15 @@ class Imatrix:
 
 
 def read(path: str | os.PathLike[str]) -> Imatrix:
-    """Raises ModelError for what is no importance matrix."""
+    """Raises ModelError for what is no importance matrix, OSError for what cannot be read."""
+    with open(path, "rb") as f:
+        magic = f.read(4)
+    found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
+    found.path = os.fspath(path)
+    return found
+
+
+def _read_gguf(path: str | os.PathLike[str]) -> Imatrix:
     with _core.Gguf(path) as gguf:
 
         def fail(what: str) -> ModelError:
@@ -90,6 +100,44 @@ def read(path: str | os.PathLike[str]) -> Imatrix:
         found.n_windows = _number(gguf, "imatrix.chunk_count")
         found.n_ctx = _number(gguf, "imatrix.chunk_size") or found.n_ctx
         found.last = (str(gguf.get("pyedge.imatrix.text") or ""), _number(gguf, "pyedge.imatrix.windows"))
+    return found
+
+
+def _read_dat(path: str | os.PathLike[str]) -> Imatrix:
+    """Little-endian: how many entries; of each the name, how many calls were summed, and means times calls; then, in
+    most files, how many windows were read and the text's name. A length stands before what it is of."""
+    with open(path, "rb") as f:
+        raw = f.read()
+    at = 0
+
+    def take(n: int) -> bytes:
+        nonlocal at
+        if n < 0 or n > len(raw) - at:
+            raise ModelError(
+                f"{os.fspath(path)}: is no importance matrix, or is cut short; give a file that imatrix wrote"
+            )
+        at += n
+        return raw[at - n : at]
+
+    def integer() -> int:
+        return int(struct.unpack("<i", take(4))[0])
+
+    found = Imatrix()
+    for _ in range(integer()):
+        name = take(integer()).decode("utf-8", "replace")
+        calls, n = max(integer(), 1), integer()
+        values = np.frombuffer(take(4 * n), "<f4").astype(np.float64)
+        if not n or not np.isfinite(values).all() or (values < 0).any():
+            raise ModelError(
+                f"{os.fspath(path)}: {name}: has values that are not possible; give a file that imatrix wrote"
+            )
+        found.sums[name], found.counts[name] = values.reshape(1, -1), np.array([calls])
+    if not found.sums:
+        raise ModelError(f"{os.fspath(path)}: holds no sums; give a file that imatrix wrote")
+    if at < len(raw):
+        found.n_windows = integer()
+    if at < len(raw):
+        found.texts = [take(integer()).decode("utf-8", "replace")]
     return found
 
 

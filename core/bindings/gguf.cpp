@@ -298,6 +298,69 @@ static py::array_t<float> dequantize(const Gguf &g, std::string_view name, std::
     return out;
 }
 
+// ---- quantizing -----------------------------------------------------------------------------------------------------
+
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+static pe_format_info format_or_raise(const std::string &name) {
+    for (std::int32_t i = 0; i < pe_format_count(); i++) {
+        pe_format_info f;
+        pe_format(i, &f);
+        if (name == f.name) return f;
+    }
+    raise(PyExc_ValueError, "'" + name + "' is no format; the formats are those of _core.formats()");
+}
+
+// What rows of so many values take; 0 where they are no whole number of blocks, as the core will say.
+static std::int64_t row_bytes(const pe_format_info &f, std::int64_t columns) {
+    return columns % f.block_values ? 0 : columns / f.block_values * f.block_bytes;
+}
+
+static py::array_t<std::uint8_t> quantize(const Floats &values, const std::string &type,
+                                          const std::optional<Floats> &importance, std::int32_t threads) {
+    const pe_format_info f = format_or_raise(type);
+    if (values.ndim() < 1) raise(PyExc_ValueError, "values: an array of rows is needed, not one number");
+    const std::int64_t columns = values.shape(values.ndim() - 1), rows = columns ? values.size() / columns : 0;
+    if (importance && importance->size() != columns)
+        raise(PyExc_ValueError, "importance: " + std::to_string(importance->size()) + " numbers for " +
+                                    std::to_string(columns) + " columns");
+    py::array_t<std::uint8_t> out({rows, row_bytes(f, columns)});
+    std::uint8_t *data = out.mutable_data();
+    pe_error err{};
+    pe_status status;
+    {
+        py::gil_scoped_release release;
+        status = pe_quantize(f.type, values.data(), rows, columns, importance ? importance->data() : nullptr, threads,
+                             data, &err);
+    }
+    check(status, err);
+    return out;
+}
+
+static py::array_t<std::uint8_t> quantize_rows(const Gguf &g, std::string_view name, const std::string &type,
+                                               std::int64_t first, std::optional<std::int64_t> n,
+                                               const std::optional<Floats> &importance, std::int32_t threads) {
+    const pe_format_info f = format_or_raise(type);
+    const std::int64_t i = tensor_or_raise(g, name);
+    pe_gguf *file = g.handle();
+    const pe_tensor *t = pe_gguf_tensor(file, i);
+    const std::int64_t rows = t->ne[1] * t->ne[2] * t->ne[3], count = n ? *n : rows - first;
+    const bool sound = first >= 0 && count >= 0 && count <= rows;  // the core says what is wrong
+    py::array_t<std::uint8_t> out({sound ? count : 0, row_bytes(f, t->ne[0])});
+    std::uint8_t *data = out.mutable_data();
+    pe_error err{};
+    pe_status status;
+    pe_gguf_retain(file);  // another thread may close it meanwhile
+    {
+        py::gil_scoped_release release;
+        status = pe_gguf_quantize_rows(file, i, first, count, f.type, importance ? importance->data() : nullptr,
+                                       importance ? importance->size() : 0, threads, data, &err);
+        pe_gguf_release(file);
+    }
+    check(status, err);
+    return out;
+}
+
 // ---- the module's part ----------------------------------------------------------------------------------------------
 
 void bind_gguf(py::module_ &m) {
@@ -354,5 +417,12 @@ void bind_gguf(py::module_ &m) {
         .def("read", &read_tensor, py::arg("name"), py::arg("first") = 0, py::arg("n") = py::none(),
              "A tensor's bytes as the file has them, `n` from `first` on; None: the rest.")
         .def("dequantize", &dequantize, py::arg("name"), py::arg("first") = 0, py::arg("n") = py::none(),
-             "float32 [rows, columns]; axes above two are folded into rows. `n` rows from `first` on; None: the rest.");
+             "float32 [rows, columns]; axes above two are folded into rows. `n` rows from `first` on; None: the rest.")
+        .def(
+            "quantize", &quantize_rows, py::arg("name"), py::arg("type"), py::arg("first") = 0,
+            py::arg("n") = py::none(), py::kw_only(), py::arg("importance") = py::none(), py::arg("threads") = 0,
+            "Rows of a tensor as blocks of a format, uint8 [rows, bytes of a row]. importance: a number per column, or "
+            "per column of each matrix.");
+    m.def("quantize", &quantize, py::arg("values"), py::arg("type"), py::kw_only(), py::arg("importance") = py::none(),
+          py::arg("threads") = 0, "Rows of floats as blocks of a format, uint8 [rows, bytes of a row].");
 }

@@ -152,6 +152,21 @@ PE_API pe_status pe_gguf_dequantize(const pe_gguf *g, int64_t i, float *out, pe_
 PE_API pe_status pe_gguf_dequantize_rows(const pe_gguf *g, int64_t i, int64_t first, int64_t n, float *out,
                                          pe_error *err);
 
+// ---- quantizing ------------------------------------------------------------------------------------------------------
+// Values to blocks of a format that runs, each block's scales searched for the least sum of importance * (error squared).
+// importance: how much each column's errors matter, not negative (of a linear layer, its inputs' mean squares); NULL: all
+// the same. The bytes depend on the values and the instruction set alone, not on the number of threads (0: the machine's
+// default). A value that is NaN, infinite or more than the format can hold is an error that names its place.
+
+// x: [n_rows, n_cols]; importance: [n_cols] or NULL; out: the rows' blocks, one row behind the other
+PE_API pe_status pe_quantize(int32_t type, const float *x, int64_t n_rows, int64_t n_cols, const float *importance,
+                             int32_t threads, void *out, pe_error *err);
+// n rows from `first` on of a tensor; axes above two are folded into rows. They are read in pieces, a few hundred kilobytes
+// per thread. importance: [n_importance], which is ne[0], or ne[0] for each matrix of the tensor.
+PE_API pe_status pe_gguf_quantize_rows(const pe_gguf *g, int64_t i, int64_t first, int64_t n, int32_t type,
+                                       const float *importance, int64_t n_importance, int32_t threads, void *out,
+                                       pe_error *err);
+
 // ---- tokenizers ------------------------------------------------------------------------------------------------------
 // The bytes of a SentencePiece model, for the library that reads text with it.
 

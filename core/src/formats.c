@@ -10,7 +10,8 @@ static const pe_format_row formats[] = {
     {{#NAME, type, values, bytes, PE_CLASS_##cls != PE_CLASS_NONE}, \
      PE_CLASS_##cls,                                                \
      PE_SCALES_##scales,                                            \
-     PE_LANES_OF(NAME, cls)},
+     PE_LANES_OF(NAME, cls),                                        \
+     PE_PACK_OF(NAME, cls)},
 #include "formats/formats.def"
 #undef PE_FORMAT
 };

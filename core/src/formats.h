@@ -80,6 +80,7 @@ typedef struct pe_format_row {
     pe_scales scales;
     // NULL for float classes and NONE. A file may ask for no alignment, so a block's struct is made of bytes alone.
     void (*lanes)(const void *block, pe_lanes *out);
+    void (*pack)(const pe_lanes *in, void *block);  // and back; what a block has no room for must be zero
 } pe_format_row;
 
 const pe_format_row *pe_format_row_by_type(int32_t type);  // NULL: no such format
@@ -88,10 +89,52 @@ const pe_format_info *pe_format_by_type(int32_t type);     // NULL: no such form
 // Unpacks n values (whole blocks) of a format that runs to float32, in the order of operations of the format's definition.
 void pe_format_unpack(const pe_format_row *f, const void *src, int64_t n, float *out);
 
+// ---- for the format headers ----
+
 static inline uint16_t pe_load_u16(const void *p) {
     uint16_t v;
     memcpy(&v, p, sizeof v);
     return v;
+}
+static inline void pe_store_u16(void *p, uint16_t v) { memcpy(p, &v, sizeof v); }
+
+// Bits [shift, shift + bits) of 8 lanes, one in each byte.
+static inline uint64_t pe_cut_lanes(const int8_t *q, int shift, int bits) {
+    uint64_t v;
+    memcpy(&v, q, sizeof v);
+    return v >> shift & UINT64_C(0x0101010101010101) * ((1u << bits) - 1);
+}
+static inline void pe_put_8(uint8_t *out, uint64_t v) { memcpy(out, &v, sizeof v); }
+
+// 32 lanes in 16 bytes: lane j + 16 i in nibble i of byte j.
+static inline void pe_pack_nibbles(const int8_t *q, uint8_t *out) {
+    for (int j = 0; j < 16; j += 8) pe_put_8(out + j, pe_cut_lanes(q + j, 0, 4) | pe_cut_lanes(q + 16 + j, 0, 4) << 4);
+}
+// 64 lanes in 32 bytes: lane l + 32 i in nibble i of byte l.
+static inline void pe_pack_nibbles_64(const int8_t *q, uint8_t *out) {
+    for (int l = 0; l < 32; l += 8) pe_put_8(out + l, pe_cut_lanes(q + l, 0, 4) | pe_cut_lanes(q + 32 + l, 0, 4) << 4);
+}
+// Bits shift and shift + 1 of 256 lanes in 64 bytes: lane 128 h + 32 g + l (l < 32) at bits 2 g of byte 32 h + l.
+static inline void pe_pack_pairs(const int8_t *q, int shift, uint8_t *out) {
+    for (int h = 0; h < 2; h++, q += 128, out += 32)
+        for (int l = 0; l < 32; l += 8) {
+            uint64_t v = 0;
+            for (int g = 0; g < 4; g++) v |= pe_cut_lanes(q + 32 * g + l, shift, 2) << 2 * g;
+            pe_put_8(out + l, v);
+        }
+}
+// Bit `shift` of 256 lanes in 32 bytes: lane 32 g + l (l < 32) at bit g of byte l.
+static inline void pe_pack_bits(const int8_t *q, int shift, uint8_t *out) {
+    for (int l = 0; l < 32; l += 8) {
+        uint64_t v = 0;
+        for (int g = 0; g < 8; g++) v |= pe_cut_lanes(q + 32 * g + l, shift, 1) << g;
+        pe_put_8(out + l, v);
+    }
+}
+// Bit `shift` of 32 lanes in 4 bytes: lane j at bit j % 8 of byte j / 8. The product moves bit 0 of byte j to bit 56 + j.
+static inline void pe_pack_bit_of_32(const int8_t *q, int shift, uint8_t *out) {
+    for (int i = 0; i < 4; i++)
+        out[i] = (uint8_t)(pe_cut_lanes(q + 8 * i, shift, 1) * UINT64_C(0x0102040810204080) >> 56);
 }
 
 #endif

@@ -133,6 +133,13 @@ typedef struct pe_kernels {
     size_t (*block_bytes)(pe_class cls, pe_scales scales);
     void (*unpack_row)(const pe_weight *w, int64_t row, float *out);  // out: [cols]
 
+    // Encodes n values (whole blocks; of super-blocks, whole ones) so that the sum of w times the squared error is least.
+    // w: [n], positive and finite; NULL: all the same. Blocks do not depend on their neighbours. x must be finite.
+    void (*encode)(const pe_format_row *f, const float *x, const float *w, int64_t n, void *out);
+    void (*decode)(const pe_format_row *f, const void *src, int64_t n,
+                   float *out);                   // pe_format_unpack, but fast for floats
+    float (*largest)(const float *x, int64_t n);  // magnitude; NaN if a value is NaN or infinite
+
     void (*quantize)(const pe_act *a, int64_t t, int64_t k);  // fills row t, of k activations, from x
     // y[t, row] = sum over k of w[row, k] * x[t, k], + bias[row], for tokens [t0, t1) and panels [p0, p1).
     void (*linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,

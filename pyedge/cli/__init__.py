@@ -27,6 +27,7 @@ COMMANDS = {  # name: its line in the help
     "serve": "Serve an HTTP API and a chat page.",
     "tokenize": "Turn a text into tokens.",
     "convert": "Make a GGUF file of a checkpoint in Hugging Face's form.",
+    "quantize": "Make a smaller file of a model.",
     "imatrix": "Collect what goes into a model's matrices.",
     "perplexity": "Measure how well a model foretells a text.",
     "inspect": "Show what a file holds, and what is wrong with it.",
@@ -54,6 +55,7 @@ _OPTIONS = {  # what a message of the API calls them, and what was typed
     "top_p": "--top-p", "min_p": "--min-p", "repeat_penalty": "--repeat-penalty", "max_tokens": "-n",
     "seed": "--seed", "stop": "--stop", "logprobs": "--logprobs", "threads": "--threads", "device": "--device",
     "precision": "--precision", "kv_type": "--kv-type", "pre": "--pre",
+    "tensor_type": "--tensor-type",
 }  # fmt: skip
 
 

@@ -14,6 +14,9 @@ size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales);
 void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, int64_t p0, int64_t p1);
 void PE_FN(unpack_row)(const pe_weight *w, int64_t row, float *out);
 void PE_FN(unpack_panel)(const pe_weight *w, int64_t panel, float *out);  // out: [cols][lanes]
+void PE_FN(encode)(const pe_format_row *f, const float *x, const float *w, int64_t n, void *out);
+void PE_FN(decode)(const pe_format_row *f, const void *src, int64_t n, float *out);
+float PE_FN(largest)(const float *x, int64_t n);
 void PE_FN(quantize)(const pe_act *a, int64_t t, int64_t k);
 void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                    int64_t p1, float *y, int64_t ldy);

@@ -1,4 +1,5 @@
-// Every format's header, and PE_LANES_OF(NAME, class): the format's lanes function, or NULL where it has none.
+// Every format's header, and PE_LANES_OF(NAME, class), PE_PACK_OF(NAME, class): the format's functions, or NULL where it
+// has none.
 #ifndef PE_FORMATS_ALL_H
 #define PE_FORMATS_ALL_H
 
@@ -29,5 +30,19 @@
 #define PE_LANES_OF_I8(name) pe_lanes_##name
 #define PE_LANES_OF_IQ4(name) pe_lanes_##name
 #define PE_LANES_OF_FP4(name) pe_lanes_##name
+
+#define PE_PACK_OF(name, cls) PE_PACK_OF_##cls(name)
+#define PE_PACK_OF_NONE(name) NULL
+#define PE_PACK_OF_F32(name) NULL
+#define PE_PACK_OF_F16(name) NULL
+#define PE_PACK_OF_BF16(name) NULL
+#define PE_PACK_OF_U2(name) pe_pack_##name
+#define PE_PACK_OF_U3(name) pe_pack_##name
+#define PE_PACK_OF_U4(name) pe_pack_##name
+#define PE_PACK_OF_U5(name) pe_pack_##name
+#define PE_PACK_OF_U6(name) pe_pack_##name
+#define PE_PACK_OF_I8(name) pe_pack_##name
+#define PE_PACK_OF_IQ4(name) pe_pack_##name
+#define PE_PACK_OF_FP4(name) pe_pack_##name
 
 #endif

@@ -18,4 +18,10 @@ static inline void pe_lanes_IQ4_NL(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_IQ4_NL(const pe_lanes *in, void *block) {
+    pe_block_iq4_nl *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_pack_nibbles(in->q, b->qs);
+}
+
 #endif

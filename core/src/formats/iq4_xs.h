@@ -22,4 +22,18 @@ static inline void pe_lanes_IQ4_XS(const void *block, pe_lanes *out) {
     for (int i = 0; i < 256; i++) out->q[i] = (int8_t)(b->qs[i / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15);
 }
 
+static inline void pe_pack_IQ4_XS(const pe_lanes *in, void *block) {
+    pe_block_iq4_xs *b = block;
+    pe_store_u16(b->d, in->d);
+    memset(b->scales_l, 0, sizeof b->scales_l);
+    int high = 0;
+    for (int i = 0; i < 8; i++) {
+        const int scale = in->sub[i] + 32;
+        b->scales_l[i / 2] |= (uint8_t)((scale & 15) << i % 2 * 4);
+        high |= scale >> 4 << 2 * i;
+    }
+    pe_store_u16(b->scales_h, (uint16_t)high);
+    for (int part = 0; part < 8; part++) pe_pack_nibbles(in->q + 32 * part, b->qs + 16 * part);
+}
+
 #endif

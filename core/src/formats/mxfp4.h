@@ -19,4 +19,10 @@ static inline void pe_lanes_MXFP4(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_MXFP4(const pe_lanes *in, void *block) {
+    pe_block_mxfp4 *b = block;
+    b->e = (uint8_t)in->d;
+    pe_pack_nibbles(in->q, b->qs);
+}
+
 #endif

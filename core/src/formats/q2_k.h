@@ -22,4 +22,12 @@ static inline void pe_lanes_Q2_K(const void *block, pe_lanes *out) {
     for (int i = 0; i < 256; i++) out->q[i] = (int8_t)(b->qs[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3);
 }
 
+static inline void pe_pack_Q2_K(const pe_lanes *in, void *block) {
+    pe_block_q2_K *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_store_u16(b->m, in->m);
+    for (int i = 0; i < 16; i++) b->scales[i] = (uint8_t)(in->sub[i] | in->min[i] << 4);
+    pe_pack_pairs(in->q, 0, b->qs);
+}
+
 #endif

@@ -26,4 +26,17 @@ static inline void pe_lanes_Q3_K(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_Q3_K(const pe_lanes *in, void *block) {
+    pe_block_q3_K *b = block;
+    pe_store_u16(b->d, in->d);
+    memset(b->scales, 0, sizeof b->scales);
+    for (int i = 0; i < 16; i++) {
+        const int scale = in->sub[i] + 32;
+        b->scales[i % 8] |= (uint8_t)((scale & 15) << i / 8 * 4);
+        b->scales[8 + i % 4] |= (uint8_t)(scale >> 4 << i / 4 * 2);
+    }
+    pe_pack_pairs(in->q, 0, b->qs);
+    pe_pack_bits(in->q, 2, b->hmask);
+}
+
 #endif

@@ -18,4 +18,10 @@ static inline void pe_lanes_Q4_0(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_Q4_0(const pe_lanes *in, void *block) {
+    pe_block_q4_0 *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_pack_nibbles(in->q, b->qs);
+}
+
 #endif

@@ -19,4 +19,11 @@ static inline void pe_lanes_Q4_1(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_Q4_1(const pe_lanes *in, void *block) {
+    pe_block_q4_1 *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_store_u16(b->m, in->m);
+    pe_pack_nibbles(in->q, b->qs);
+}
+
 #endif

@@ -22,12 +22,28 @@ static inline void pe_scales_K(const uint8_t *bytes, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_scales_K(const pe_lanes *in, uint8_t *bytes) {
+    for (int i = 0; i < 4; i++) {
+        bytes[i] = (uint8_t)(in->sub[i] | in->sub[4 + i] >> 4 << 6);
+        bytes[4 + i] = (uint8_t)(in->min[i] | in->min[4 + i] >> 4 << 6);
+        bytes[8 + i] = (uint8_t)((in->sub[4 + i] & 15) | in->min[4 + i] << 4);
+    }
+}
+
 static inline void pe_lanes_Q4_K(const void *block, pe_lanes *out) {
     const pe_block_q4_K *b = block;
     out->d = pe_load_u16(b->d);
     out->m = pe_load_u16(b->m);
     pe_scales_K(b->scales, out);
     for (int i = 0; i < 256; i++) out->q[i] = (int8_t)(b->qs[i / 64 * 32 + i % 32] >> i % 64 / 32 * 4 & 15);
+}
+
+static inline void pe_pack_Q4_K(const pe_lanes *in, void *block) {
+    pe_block_q4_K *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_store_u16(b->m, in->m);
+    pe_pack_scales_K(in, b->scales);
+    for (int g = 0; g < 4; g++) pe_pack_nibbles_64(in->q + 64 * g, b->qs + 32 * g);
 }
 
 #endif

@@ -19,4 +19,11 @@ static inline void pe_lanes_Q5_0(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_Q5_0(const pe_lanes *in, void *block) {
+    pe_block_q5_0 *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_pack_bit_of_32(in->q, 4, b->qh);
+    pe_pack_nibbles(in->q, b->qs);
+}
+
 #endif

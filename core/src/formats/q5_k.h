@@ -25,4 +25,13 @@ static inline void pe_lanes_Q5_K(const void *block, pe_lanes *out) {
     }
 }
 
+static inline void pe_pack_Q5_K(const pe_lanes *in, void *block) {
+    pe_block_q5_K *b = block;
+    pe_store_u16(b->d, in->d);
+    pe_store_u16(b->m, in->m);
+    pe_pack_scales_K(in, b->scales);
+    for (int g = 0; g < 4; g++) pe_pack_nibbles_64(in->q + 64 * g, b->qs + 32 * g);
+    pe_pack_bits(in->q, 4, b->qh);
+}
+
 #endif

@@ -26,4 +26,16 @@ static inline void pe_lanes_Q6_K(const void *block, pe_lanes *out) {
             }
 }
 
+static inline void pe_pack_Q6_K(const pe_lanes *in, void *block) {
+    pe_block_q6_K *b = block;
+    pe_store_u16(b->d, in->d);
+    memcpy(b->scales, in->sub, 16);
+    for (int half = 0; half < 2; half++)
+        for (int l = 0; l < 64; l += 8) {
+            const int8_t *q = in->q + 128 * half + l;
+            pe_put_8(b->ql + 64 * half + l, pe_cut_lanes(q, 0, 4) | pe_cut_lanes(q + 64, 0, 4) << 4);
+        }
+    pe_pack_pairs(in->q, 4, b->qh);
+}
+
 #endif

@@ -15,4 +15,10 @@ static inline void pe_lanes_Q8_0(const void *block, pe_lanes *out) {
     memcpy(out->q, b->qs, 32);
 }
 
+static inline void pe_pack_Q8_0(const pe_lanes *in, void *block) {
+    pe_block_q8_0 *b = block;
+    pe_store_u16(b->d, in->d);
+    memcpy(b->qs, in->q, 32);
+}
+
 #endif

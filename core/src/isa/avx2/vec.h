@@ -45,6 +45,9 @@ PE_INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 PE_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c
 PE_INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 PE_INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {  // a > b ? x : y
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
 PE_INLINE vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 PE_INLINE vf vf_copysign(vf x, vf sign) {  // of a number that is not negative
     return _mm256_or_ps(x, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));

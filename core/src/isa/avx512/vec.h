@@ -42,6 +42,9 @@ PE_INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 PE_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
 PE_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 PE_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {  // a > b ? x : y
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
+}
 PE_INLINE vf vf_abs(vf x) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x); }
 PE_INLINE vf vf_copysign(vf x, vf sign) {  // of a number that is not negative
     return _mm512_or_ps(x, _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));

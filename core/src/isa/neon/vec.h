@@ -73,6 +73,9 @@ PE_INLINE vf vf_max(vf a, vf b) {
 PE_INLINE vf vf_min(vf a, vf b) {
     return (vf){vbslq_f32(vcltq_f32(a.lo, b.lo), a.lo, b.lo), vbslq_f32(vcltq_f32(a.hi, b.hi), a.hi, b.hi)};
 }
+PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {  // a > b ? x : y
+    return (vf){vbslq_f32(vcgtq_f32(a.lo, b.lo), x.lo, y.lo), vbslq_f32(vcgtq_f32(a.hi, b.hi), x.hi, y.hi)};
+}
 PE_INLINE vf vf_abs(vf x) { return (vf){vabsq_f32(x.lo), vabsq_f32(x.hi)}; }
 PE_INLINE vf vf_copysign(vf x, vf sign) {
     const uint32x4_t bit = vdupq_n_u32(0x80000000u);
