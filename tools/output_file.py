@@ -14,6 +14,7 @@ import stat
 from types import TracebackType
 from typing import Any
 
+_LARGE = 1 << 20  # bytes of a piece that the disk is told of
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)  # what systems say that lack such files
 
 
@@ -33,6 +34,7 @@ class OutputFile:
         self._size = size
         self._part: str | None = None  # the name until the file is finished, if it has one
         self._fd = -1
+        self._written = 0  # bytes
 
     def __enter__(self) -> OutputFile:
         try:
@@ -53,9 +55,15 @@ class OutputFile:
         if view.nbytes == 0:  # which cannot be cast
             return
         view = view.cast("B")
+        first, n = self._written, view.nbytes
         try:
             while len(view):
                 view = view[os.write(self._fd, view) :]
+            self._written += n
+            if n >= _LARGE and hasattr(os, "posix_fadvise"):
+                # Linux begins to write such pages to the disk, and drops none of them, as they are not written yet: so
+                # that the disk works while the next ones are made, and not only at the end.
+                os.posix_fadvise(self._fd, first, n, os.POSIX_FADV_DONTNEED)
         except OSError as e:
             raise self._named(e) from e
 

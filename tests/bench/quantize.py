@@ -3,10 +3,10 @@
     python tests/bench/quantize.py MODEL.gguf --peer llama-quantize [--types Q4_K_M,Q8_0] [--imatrix FILE] [--rounds 3]
 
 The peer takes the arguments of llama.cpp's quantizer: [--imatrix FILE] IN OUT TYPE THREADS. For each type: the median
-of the rounds' ratios of wall time, with the lowest and the highest (below 1x pyedge is faster); the peak of memory of
-each; and the weighted error of pyedge's file over the peer's: sum of importance * (error squared), over those tensors
-that both gave the same format, on the first --rows rows of each. The file is read once before, so that neither finds it
-cold.
+of the rounds' ratios of wall time until the file is on the disk, with the lowest and the highest (below 1x pyedge is
+faster); the peak of memory of each; and the weighted error of pyedge's file over the peer's: sum of importance * (error
+squared), over those tensors that both gave the same format, on the first --rows rows of each. The file is read once
+before, so that neither finds it cold.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Result:
         return [a / b for a, b in zip(self.seconds, self.peer_seconds, strict=True)]
 
 
-def run(command: Sequence[str]) -> tuple[float, int]:
-    """Seconds and the peak of memory in bytes. SystemExit, with its last words, if it fails."""
+def run(command: Sequence[str], out: Path) -> tuple[float, int]:
+    """Seconds until the file is on the disk, and the peak of memory in bytes. SystemExit, with the program's last
+    words, if it fails."""
     with tempfile.TemporaryFile("w+") as said:
         start = time.perf_counter()
         try:
@@ -57,12 +58,14 @@ def run(command: Sequence[str]) -> tuple[float, int]:
         except OSError as e:
             sys.exit(f"error: {command[0]}: {e.strerror}; check --peer")
         _, status, usage = os.wait4(child.pid, 0)
-        seconds = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:
             said.seek(0)
             words = (said.read().strip() or "nothing").splitlines()[-1]
             sys.exit(f"error: {shlex.join(command)}: ended with {child.returncode}; its last words: {words}")
+    with out.open("rb") as f:  # pyedge has done so; others leave it to the system
+        os.fsync(f.fileno())
+    seconds = time.perf_counter() - start
     return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -113,11 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             result = Result(kind)
             for _ in range(a.rounds):
                 command = [sys.executable, "-m", "pyedge", "quantize", str(a.model), str(ours), kind]
-                seconds, peak = run([*command, "--threads", str(a.threads), *given])
+                seconds, peak = run([*command, "--threads", str(a.threads), *given], ours)
                 result.seconds.append(seconds)
                 result.peak_bytes = max(result.peak_bytes, peak)
                 command = [*shlex.split(a.peer), *given, str(a.model), str(theirs), kind, str(a.threads)]
-                seconds, peak = run(command)
+                seconds, peak = run(command, theirs)
                 result.peer_seconds.append(seconds)
                 result.peer_peak_bytes = max(result.peer_peak_bytes, peak)
                 print(".", end="", file=sys.stderr, flush=True)
