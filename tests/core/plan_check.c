@@ -411,6 +411,41 @@ static void check_options(pe_model *m) {
     }
 }
 
+// ---- what goes into the matrices -------------------------------------------------------------------------------------
+
+static void check_collected(pe_model *m) {
+    snprintf(check_where, sizeof check_where, "collecting");
+    pe_error err;
+    run r;
+    new_run(&r, m, 16, PE_KV_F16, 2);
+    float *want = take_rows(&r, SHORT), *got = take_rows(&r, SHORT);
+    give_pages(&r, 0, SHORT);
+    step(&r, &(pe_piece){0, 0, SHORT}, 1, want);
+    pe_collected c;
+    refused(pe_engine_collected(r.e, 0, 0, &c, &err), PE_ERR_ARGUMENT, &err, "nothing is collected");
+    must(pe_engine_collect(r.e, true, &err), &err);
+    must(pe_engine_collect(r.e, true, &err), &err);
+    for (int i = 0; i < 2; i++) step(&r, &(pe_piece){0, 0, SHORT}, 1, got);
+    CHECK(equal_rows(&r, got, want, SHORT), "collecting changes bits");
+    int n_found = 0;
+    for (int32_t op = -1; op <= pe_model_n_ops(m); op++)
+        for (int32_t slot = -1; slot < 10; slot++) {
+            if (pe_engine_collected(r.e, op, slot, &c, &err) != PE_OK) continue;
+            n_found++;
+            int64_t rows = 0;
+            bool sound = true;
+            for (int32_t i = 0; i < c.n; i++) rows += c.rows[i];
+            for (int64_t i = 0; i < c.n * c.columns; i++) sound &= isfinite(c.sums[i]) && c.sums[i] >= 0;
+            CHECK(sound && rows % (2 * SHORT) == 0 && rows > 0, "op %d, weight %d: %d rows", (int)op, (int)slot,
+                  (int)rows);
+        }
+    CHECK(n_found > 6, "%d matrices", n_found);
+    must(pe_engine_collect(r.e, false, &err), &err);
+    free(want);
+    free(got);
+    pe_engine_release(r.e);
+}
+
 // ---- broken plans ----------------------------------------------------------------------------------------------------
 
 static int64_t odd_number(void) {
@@ -524,6 +559,7 @@ int main(int argc, char **argv) {
     check_bits(models[1], "f32");
     check_refusals(models[0]);
     check_options(models[0]);
+    for (int i = 0; i < 2; i++) check_collected(models[i]);
     for (int i = 0; i < 2; i++) pe_model_release(models[i]);
     return checks_done();
 }
