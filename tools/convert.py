@@ -23,7 +23,7 @@ from pyedge.tools.checkpoint import AGAIN, FLOATS, Checkpoint, Stored
 from pyedge.tools.gguf_writer import GgufWriter, Tensor, packed
 from pyedge.tools.made_tensor import Made
 
-TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}  # with general.file_type
+TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7)}  # and general.file_type
 _MXFP4_FILE = 38  # general.file_type, where experts are in MXFP4
 _KEPT = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # small, and always F32
 
@@ -193,7 +193,8 @@ class _Plan:
     def _kind(self, name: str, shape: list[int]) -> str:
         if len(shape) == 1 or name.endswith(".bias") or "norm" in name or name.endswith(_KEPT):
             return "F32"
-        return TYPES[self.type][0]
+        kind = TYPES[self.type][0]
+        return "F16" if kind == "Q8_0" and shape[-1] % 32 else kind  # as in llama.cpp
 
     @property
     def _tied(self) -> bool:

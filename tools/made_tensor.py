@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyedge import _core
 from pyedge.errors import ModelError
 from pyedge.models.checkpoint import To
 from pyedge.tools.checkpoint import Stored
@@ -67,7 +68,8 @@ class Made:
             with np.errstate(over="ignore"):
                 halves = values.astype(np.float16)
             return self._finite(halves, np.isfinite(halves), values)
-        assert kind == "BF16"
+        if kind != "BF16":
+            return _core.quantize(values, kind)
         bits = values.view(np.uint32)  # of finite numbers, rounded to the nearest, ties to even
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
         return self._finite(rounded, (rounded & 0x7F80) != 0x7F80, values)

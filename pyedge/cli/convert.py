@@ -17,7 +17,7 @@ from pyedge.cli.terminal import download_bar, in_bytes
 EXAMPLES = """\b
 Examples:
   pyedge convert SmolLM2-135M-Instruct -o smollm2.gguf
-  pyedge convert Qwen3-0.6B -o qwen3-f16.gguf --type f16
+  pyedge convert Qwen3-0.6B -o qwen3-q8_0.gguf --type q8_0
 """
 
 
@@ -27,7 +27,7 @@ Examples:
 @click.option(
     "--type",
     "file_type",
-    type=click.Choice(["f32", "f16", "bf16"]),
+    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
     help="Of matrices. [what the checkpoint has most of]",
 )
 @pre_option

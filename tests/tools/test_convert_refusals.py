@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import families
+import gguf
 import hfcheckpoint
 import numpy as np
 import pytest
@@ -67,8 +68,8 @@ def test_tied_or_not(folder: Path, tmp_path: Path) -> None:
     copied = {**weights(lm_head_weight=None), "lm_head.weight": CASE.weights()["model.embed_tokens.weight"]}
     write_weights(folder, copied)
     convert(folder, tmp_path / "copied.gguf")
-    with _core.Gguf(tmp_path / "tied.gguf") as gguf:
-        assert gguf.tensor_index("output.weight") < 0
+    with _core.Gguf(tmp_path / "tied.gguf") as file:
+        assert file.tensor_index("output.weight") < 0
     for name in ("tied", "copied"):
         with LLM(tmp_path / f"{name}.gguf", precision="f32") as llm:
             assert llm.logits([1, 2, 3]).shape == (3, 64)
@@ -95,8 +96,8 @@ def test_what_f16_cannot_hold(folder: Path, tmp_path: Path) -> None:
     big[3, 5] = 99840
     write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=big))
     convert(folder, tmp_path / "m.gguf", "bf16")
-    with _core.Gguf(tmp_path / "m.gguf") as gguf:
-        assert gguf.dequantize("blk.1.ffn_down.weight")[3, 5] == 99840
+    with _core.Gguf(tmp_path / "m.gguf") as file:
+        assert file.dequantize("blk.1.ffn_down.weight")[3, 5] == 99840
 
 
 def test_biases_go_with_their_rows(folder: Path, tmp_path: Path) -> None:
@@ -105,19 +106,19 @@ def test_biases_go_with_their_rows(folder: Path, tmp_path: Path) -> None:
     biases = {n.replace(".weight", ".bias"): v for n, v in first.items()}
     write_weights(folder, {**weights(), **biases})
     convert(folder, tmp_path / "m.gguf")
-    with _core.Gguf(tmp_path / "m.gguf") as gguf:
+    with _core.Gguf(tmp_path / "m.gguf") as file:
         for name in (f"blk.{i}.attn_{part}" for i in range(2) for part in "qk"):
-            matrix, bias = (gguf.dequantize(f"{name}.{kind}") for kind in ("weight", "bias"))
+            matrix, bias = (file.dequantize(f"{name}.{kind}") for kind in ("weight", "bias"))
             assert np.array_equal(matrix[:, 0], bias.reshape(-1))
 
 
 def test_zeros_are_zeros(folder: Path, tmp_path: Path) -> None:
     zeros = np.zeros_like(CASE.weights()["model.layers.1.mlp.down_proj.weight"])
     write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=zeros))
-    for kind in ("f32", "f16", "bf16"):
+    for kind in ("f32", "f16", "bf16", "q8_0"):
         convert(folder, tmp_path / "m.gguf", kind)
-        with _core.Gguf(tmp_path / "m.gguf") as gguf:
-            assert not gguf.dequantize("blk.1.ffn_down.weight").any()
+        with _core.Gguf(tmp_path / "m.gguf") as file:
+            assert not file.dequantize("blk.1.ffn_down.weight").any()
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -132,6 +133,20 @@ def test_types_and_shards(tmp_path: Path, dtype: str, n_shards: int) -> None:
             assert np.array_equal(own.dequantize(t.name), f32.dequantize(t.name))  # nothing is lost in its own type
         source = CASE.weights()["model.layers.0.mlp.up_proj.weight"]
         assert np.allclose(own.dequantize("blk.0.ffn_up.weight"), source, rtol=0.005)
+
+
+def test_q8_0(tmp_path: Path) -> None:
+    """No farther from the weights than what the gguf package makes of them; rows that are no whole blocks are F16."""
+    convert(hfcheckpoint.write(tmp_path / "odd", families.load("smollm2")), tmp_path / "odd.gguf", "q8_0")
+    with _core.Gguf(tmp_path / "odd.gguf") as odd:  # its rows have 72 values
+        assert {t.type for t in odd.tensors if len(t.shape) > 1} == {"F16", "Q8_0"}
+        assert all((t.type == "Q8_0") == (t.shape[0] % 32 == 0) for t in odd.tensors if len(t.shape) > 1)
+    convert(hfcheckpoint.write(tmp_path / "c", CASE), tmp_path / "m.gguf", "q8_0")
+    source, kind = CASE.weights()["lm_head.weight"], gguf.GGMLQuantizationType.Q8_0
+    theirs = gguf.quants.dequantize(gguf.quants.quantize(source, kind), kind)
+    with _core.Gguf(tmp_path / "m.gguf") as file:
+        assert file.get("general.file_type") == 7
+        assert ((file.dequantize("output.weight") - source) ** 2).sum() <= ((theirs - source) ** 2).sum()
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
@@ -384,8 +399,8 @@ def test_which_layers_have_windows(tmp_path: Path) -> None:
     ):
         configure(folder, **{"sliding_window_pattern": ..., "layer_types": ..., **settings})
         convert(folder, tmp_path / "m.gguf")
-        with _core.Gguf(tmp_path / "m.gguf") as gguf:
-            assert gguf.get("gemma3.attention.sliding_window_pattern") == expected
+        with _core.Gguf(tmp_path / "m.gguf") as file:
+            assert file.get("gemma3.attention.sliding_window_pattern") == expected
     smollm3 = hfcheckpoint.write(tmp_path / "s", families.load("smollm3"))
     configure(smollm3, no_rope_layers=[1, 1, 1, 0, 1])
     convert(smollm3, tmp_path / "m.gguf")
