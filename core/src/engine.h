@@ -57,8 +57,9 @@ struct pe_engine {
     // Scratch, inside one allocation.
     uint8_t *scratch;
     size_t scratch_bytes;
-    pe_act act;       // q, blocks and their fine terms for as many rows of max_columns as an op has
-    float *gathered;  // [max_rows, max_columns]: the sampled rows; of a mixture of experts, all of its rows
+    pe_act act;         // q, blocks and their fine terms for as many rows of max_columns as an op has
+    int32_t quantized;  // the value of this step whose rows `act` has; -1: none of them
+    float *gathered;    // [max_rows, max_columns]: the sampled rows; of a mixture of experts, all of its rows
     pe_moe moe;
     uint8_t *worker_scratch;  // [threads, worker_bytes]
     size_t worker_bytes;

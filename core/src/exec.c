@@ -19,19 +19,51 @@ typedef struct row_job {
     const run *r;
     void (*row)(const run *r, int64_t i);
     int64_t rows, per_item;
+    pe_act act;     // of the op's output
+    int64_t width;  // of that; 0: its rows are not quantized
 } row_job;
 
 static void rows_item(void *ctx, int64_t item, int worker) {
     (void)worker;
     const row_job *j = ctx;
-    for (int64_t t = item * j->per_item; t < least((item + 1) * j->per_item, j->rows); t++) j->row(j->r, t);
+    for (int64_t t = item * j->per_item; t < least((item + 1) * j->per_item, j->rows); t++) {
+        j->row(j->r, t);
+        if (j->width) j->r->k->quantize(&j->act, t, j->width);
+    }
+}
+
+static void run_rows(row_job *j, int64_t row_width) {
+    j->per_item = j->rows;
+    if (j->rows * row_width > SERIAL_FLOATS) j->per_item = SERIAL_FLOATS / 4 / row_width + 1;
+    pe_parallel(j->r->width, (j->rows + j->per_item - 1) / j->per_item, rows_item, j);
 }
 
 void pe_each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(const run *r, int64_t i)) {
     if (rows == 0) return;  // a step that asks for no embedding yet
-    row_job j = {r, row, rows, rows};
-    if (rows * row_width > SERIAL_FLOATS) j.per_item = SERIAL_FLOATS / 4 / row_width + 1;
-    pe_parallel(r->width, (rows + j.per_item - 1) / j.per_item, rows_item, &j);
+    row_job j = {.r = r, .row = row, .rows = rows};
+    run_rows(&j, row_width);
+}
+
+// The engine's activations with the strides of an input.
+static pe_act act_of(const run *r, const float *x, int64_t cols) {
+    pe_act act = r->e->act;
+    act.x = x;
+    act.ldx = act.ldq = cols;
+    act.ldb = cols / PE_ACT_BLOCK;
+    act.ldm = (act.ldb + 63) / 64;
+    return act;
+}
+
+// Every token's row of an op with one output. A row that integer products read is quantized while it is in near cache.
+static void each_token(const run *r, int64_t row_width, void (*row)(const run *r, int64_t i)) {
+    row_job j = {.r = r, .row = row, .rows = r->s->n_tokens};
+    const int32_t value = r->op->outputs[0];
+    if (r->m->feeds_integers[value]) {
+        j.width = r->m->widths[value];
+        j.act = act_of(r, out(r, 0), j.width);
+        r->e->quantized = value;
+    }
+    run_rows(&j, row_width);
 }
 
 static void embed_row(const run *r, int64_t t) {
@@ -126,17 +158,17 @@ static void pool_row(const run *r, int64_t i) {
     r->k->scale(y, 1 / (float)(end - first), n, y);
 }
 
-static void run_embed(const run *r) { pe_each_row(r, r->s->n_tokens, 8 * r->op->embed.d_model, embed_row); }
-static void run_rms_norm(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), rms_norm_row); }
-static void run_layer_norm(const run *r) { pe_each_row(r, r->s->n_tokens, 2 * in_width(r, 0), layer_norm_row); }
+static void run_embed(const run *r) { each_token(r, 8 * r->op->embed.d_model, embed_row); }
+static void run_rms_norm(const run *r) { each_token(r, in_width(r, 0), rms_norm_row); }
+static void run_layer_norm(const run *r) { each_token(r, 2 * in_width(r, 0), layer_norm_row); }
 static void run_split(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), split_row); }
 static void run_rope_table(const run *r) {
     pe_each_row(r, r->s->n_tokens, 64 * r->op->rope_table.n_rot, rope_table_row);
 }
-static void run_rope(const run *r) { pe_each_row(r, r->s->n_tokens, 2 * in_width(r, 0), rope_row); }
-static void run_activation(const run *r) { pe_each_row(r, r->s->n_tokens, 4 * in_width(r, 0), activation_row); }
-static void run_add(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), add_row); }
-static void run_scale(const run *r) { pe_each_row(r, r->s->n_tokens, in_width(r, 0), scale_row); }
+static void run_rope(const run *r) { each_token(r, 2 * in_width(r, 0), rope_row); }
+static void run_activation(const run *r) { each_token(r, 4 * in_width(r, 0), activation_row); }
+static void run_add(const run *r) { each_token(r, in_width(r, 0), add_row); }
+static void run_scale(const run *r) { each_token(r, in_width(r, 0), scale_row); }
 static void run_pool(const run *r) { pe_each_row(r, r->s->n_rows, 64 * in_width(r, 0), pool_row); }
 
 // ---- matrix products -------------------------------------------------------------------------------------------------
@@ -181,19 +213,17 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
     }
 }
 
-void pe_multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n) {
+// value: the input, if it is a whole one of the plan, which may be quantized already; else -1.
+static void multiply(const run *r, int32_t value, const float *x, int64_t rows, int64_t cols, pe_product *products,
+                     int32_t n) {
     if (r->e->collected.sums) pe_collect(r, x, cols, products, n);
     matmul j = {.r = r,
-                .act = r->e->act,
+                .act = act_of(r, x, cols),
                 .rows = rows,
                 .cols = cols,
                 .f32 = r->m->precision == PE_PRECISION_F32,
                 .n_products = n,
                 .products = products};
-    j.act.x = x;
-    j.act.ldx = j.act.ldq = cols;
-    j.act.ldb = cols / PE_ACT_BLOCK;
-    j.act.ldm = (j.act.ldb + 63) / 64;
     int64_t n_items = 0;
     bool integers = false;
     for (int32_t i = 0; i < n; i++) {
@@ -208,17 +238,22 @@ void pe_multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_pr
         n_items += (w->n_panels + o->panels_per_item - 1) / o->panels_per_item *
                    ((own_rows + o->tokens_per_item - 1) / o->tokens_per_item);
     }
-    if (integers && !j.f32) {
+    if (integers && !j.f32 && (value < 0 || value != r->e->quantized)) {
         j.per_item = rows * cols > SERIAL_FLOATS ? SERIAL_FLOATS / 4 / cols + 1 : rows;
         pe_parallel(r->width, (rows + j.per_item - 1) / j.per_item, quantize_item, &j);
+        r->e->quantized = value;
     }
     pe_parallel(r->width, n_items, matmul_item, &j);
+}
+
+void pe_multiply(const run *r, const float *x, int64_t rows, int64_t cols, pe_product *products, int32_t n) {
+    multiply(r, -1, x, rows, cols, products, n);
 }
 
 static void run_linear(const run *r) {
     pe_product products[PE_MAX_OUTPUTS];
     for (int i = 0; i < r->op->n_outputs; i++) products[i] = product_of(r, 2 * i, r->s->n_tokens, out(r, i));
-    pe_multiply(r, in(r, 0), r->s->n_tokens, in_width(r, 0), products, r->op->n_outputs);
+    multiply(r, r->op->inputs[0], in(r, 0), r->s->n_tokens, in_width(r, 0), products, r->op->n_outputs);
 }
 
 static void bend_logits(const run *r, int64_t i) {
@@ -374,6 +409,7 @@ static bool is_cancelled(pe_engine *e) {
 
 pe_status pe_exec(pe_engine *e, pe_inspect inspect, void *ctx, pe_error *err) {
     run r = {.e = e, .m = e->model, .k = e->model->kernels, .s = &e->step};
+    e->quantized = -1;
     for (int32_t i = 0; i < r.m->n_ops; i++) {
         if (is_cancelled(e)) return pe_fail(err, PE_ERR_CANCELLED, NULL, "the step was cancelled");
         r.op = &r.m->ops[i];

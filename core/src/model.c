@@ -127,6 +127,16 @@ static pe_status pack_all(pe_model *m, const pe_gguf *g, const pe_tensor_use *us
     return atomic_load(&p.failed) ? (pe_status)err->code : status;
 }
 
+// Notes which values are multiplied in integers, so that what makes them can quantize them too.
+static void find_integers(pe_model *m) {
+    for (int32_t i = 0; i < m->n_ops; i++) {
+        const pe_plan_op *op = &m->ops[i];
+        if (op->kind != PE_OP_LINEAR) continue;
+        for (int32_t k = 0; k < op->n_outputs; k++)
+            if (!pe_class_is_float(m->matrices[op->weights[2 * k]].cls)) m->feeds_integers[op->inputs[0]] = true;
+    }
+}
+
 static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t n_ops, const pe_model_options *o,
                         pe_tensor_use *use, pe_error *err) {
     const int64_t n_tensors = pe_gguf_n_tensors(g);
@@ -136,7 +146,9 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
     m->matrices = calloc((size_t)m->n_matrices, sizeof *m->matrices);
     m->vectors = calloc((size_t)m->n_vectors + 1, sizeof *m->vectors);
     m->vector_sizes = calloc((size_t)m->n_vectors + 1, sizeof *m->vector_sizes);
-    if (!m->matrices || !m->vectors || !m->vector_sizes) return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
+    m->feeds_integers = calloc((size_t)m->n_values, sizeof *m->feeds_integers);
+    if (!m->matrices || !m->vectors || !m->vector_sizes || !m->feeds_integers)
+        return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
     for (int64_t i = 0; i < n_tensors; i++) {
         const pe_tensor *t = pe_gguf_tensor(g, i);
         if (use[i].matrix >= 0) {
@@ -145,6 +157,7 @@ static pe_status create(pe_model *m, const pe_gguf *g, const pe_op *ops, int32_t
         }
         if (use[i].vector >= 0) m->bytes += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
     }
+    if (m->precision == PE_PRECISION_FAST) find_integers(m);
     m->bytes += m->packed_bytes;
     pe_machine machine;
     pe_machine_query(&machine);
@@ -197,6 +210,7 @@ void pe_model_release(pe_model *m) {
     free(m->vector_sizes);
     free(m->layers);
     free(m->widths);
+    free(m->feeds_integers);
     free(m->ops);
     free(m);
 }

@@ -52,8 +52,9 @@ struct pe_model {
     const pe_kernels *kernels;
     pe_precision precision;
     int32_t n_ops, n_values, n_matrices, n_vectors, n_layers;
-    pe_plan_op *ops;  // [n_ops]
-    int64_t *widths;  // [n_values]
+    pe_plan_op *ops;       // [n_ops]
+    int64_t *widths;       // [n_values]
+    bool *feeds_integers;  // [n_values]: a linear op multiplies it with a quantized matrix, in integers
     // [n_matrices]; a tensor used twice is here once; experts are matrices of their own, one behind the other
     pe_weight *matrices;
     uint8_t *packed;  // [packed_bytes] the memory of all matrices
