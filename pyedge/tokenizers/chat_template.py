@@ -83,8 +83,10 @@ class ChatTemplate:
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise ValueError(f"{where} has no role; give 'system', 'user' or 'assistant'")
         copy: dict[str, Any] = _plain(message, where)
-        if copy.get("tool_calls"):
-            copy["tool_calls"] = [_with_arguments(call) for call in copy["tool_calls"]]
+        if not isinstance(calls := copy.get("tool_calls"), (list, type(None))):
+            raise ValueError(f"{where}.tool_calls must be a list, not {type(calls).__name__}")
+        if calls:
+            copy["tool_calls"] = [_with_arguments(call) for call in calls]
             copy.setdefault("content", None)
         elif copy.get("content") is None:
             copy["content"] = ""

@@ -218,6 +218,12 @@ def test_text_or_parts_whichever_the_template_takes(make: Make, template: str, o
     assert tokenizer.render_chat_template(user(PARTS)) == of_parts
 
 
+@pytest.mark.parametrize("calls", [True, 1, 0.5, "f", {"function": {}}, False, 0])
+def test_tool_calls_that_are_no_list(make: Make, calls: object) -> None:
+    with pytest.raises(ValueError, match=r"^messages\[0\]\.tool_calls must be a list, not "):
+        make("{{ messages }}").render_chat_template([{"role": "assistant", "content": "x", "tool_calls": calls}])
+
+
 def test_missing_content(make: Make) -> None:
     tokenizer = make("{{ messages[0].content is none }}{{ messages[0].content }}")
     assert tokenizer.render_chat_template([{"role": "user"}]) == "False"
