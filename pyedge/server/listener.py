@@ -1,8 +1,9 @@
 """The sockets: waitress, with what it leaves to its users.
 
-Owns three things that waitress has no setting for. Its own error pages become OpenAI's errors. A request must have come
+Owns four things that waitress has no setting for. Its own error pages become OpenAI's errors. A request must have come
 within a time, however slowly its bytes drip; and a client must take what waits for it within a time, or its connection
-ends, and with it what is computed for it. And an end in two steps: no new connections, then none at all.
+ends, and with it what is computed for it. When all connections are taken, those that have been idle the longest make
+room. And an end in two steps: no new connections, then none at all.
 
 Measured traps of waitress 3. It sees that a client went away only if `channel_request_lookahead` lets it read beside a
 running request, and then it takes the end of what a client sends for its leaving: a client that closes its sending half
@@ -192,9 +193,14 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]
 
     def maintenance(self, now: float) -> None:
         super().maintenance(now)
-        for channel in list(self.active_channels.values()):
+        channels = list(self.active_channels.values())
+        for channel in channels:
             if channel.overdue(now, self.settings):
                 channel.handle_close()  # and not when its output is out
+        if self.in_connection_overflow:  # those who say nothing must not keep out those who do
+            idle = [c for c in channels if c.connected and not c.requests and not c.total_outbufs_len]
+            for channel in sorted(idle, key=lambda c: c.last_activity)[: self.adj.connection_limit // 2]:
+                channel.handle_close()
 
     def stop_accepting(self) -> None:
         self.accepting = False

@@ -7,11 +7,14 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from program import write_endless
 from serving import Server, serving, wait_until
+
+from pyedge.server.listener import SPARE_THREADS
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CLOSE = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -187,6 +190,27 @@ def test_slowloris(endless: Server) -> None:
             if over:
                 s.close()
                 sockets.remove(s)
+
+
+def test_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
+    """They make room when there is none, long before their time is over; an answer under way goes on."""
+    path = write_endless(tmp_path / "endless.gguf")
+    with serving(path, kv_memory="40MB", settings={"max_sequences": 1, "max_queue": 0}) as server, ExitStack() as stack:
+        limit = 2 * (1 + SPARE_THREADS) + 100
+        busy = stack.enter_context(server.connect())
+        busy.sendall(post("/v1/completions", {"prompt": "the", "max_tokens": 50_000, "stream": True}))
+        assert busy.recv(100)
+        silent = [stack.enter_context(server.connect()) for _ in range(limit + 20)]
+        assert server.get("/health").status == 200
+        for s in silent:
+            s.setblocking(False)
+        closed = 0
+        for s in silent:
+            with suppress(BlockingIOError):
+                closed += s.recv(100) == b""
+        assert 0 < closed <= limit // 2 + 1
+        busy.setblocking(True)
+        assert all(busy.recv(1000) for _ in range(20))
 
 
 def test_a_full_queue(endless: Server) -> None:
