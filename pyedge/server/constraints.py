@@ -63,7 +63,8 @@ def _made(name: str, make: Any, value: Any) -> Grammar:
     try:
         made: Grammar = make(value)
     except ValueError as error:
-        raise ApiError(400, f"{name}: {error}", param=name) from None
+        what = str(error)
+        raise ApiError(400, what if what.startswith(f"{name}: ") else f"{name}: {what}", param=name) from None
     return made
 
 

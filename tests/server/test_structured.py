@@ -102,6 +102,8 @@ def test_other_forms(server: Server) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
         ({"regex": "("}, "regex", "unclosed"),
+        ({"regex": ""}, "regex", "empty"),
+        ({"regex": "x" * 200_000}, "regex", "the most"),
         ({"grammar": "nonsense"}, "grammar", "nonsense"),
         ({"regex": "a", "grammar": 'start: "a"'}, "grammar", "one form"),
         ({"guided_json": "{"}, "guided_json", "no JSON"),
@@ -117,6 +119,7 @@ def test_what_cannot_be_kept_is_refused(server: Server, wrong: dict[str, Any], p
     assert reply.status == 400
     assert reply.error["param"] == param
     assert why in reply.error["message"]
+    assert not reply.error["message"].startswith(f"{param}: {param}: ")
 
 
 class Color(BaseModel):
