@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flask import request
-
 from pyedge.server import access
 from pyedge.server.errors import ApiError
 from pyedge.server.generation import refusals
 from pyedge.server.service import Service
+from pyedge.server.streaming import client_gone
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +29,7 @@ def embed(s: Service, texts: list[str] | list[str | list[int]], param: str) -> t
         ids = [s.llm.encode_text(i, t if isinstance(t, str) else {"prompt_token_ids": t}) for i, t in enumerate(texts)]
     record = access.record()
     record.tokens = sum(map(len, ids))
-    gone = request.environ.get("waitress.client_disconnected", lambda: False)
+    gone = client_gone()
     s.places.take()
     try:
         parts = []

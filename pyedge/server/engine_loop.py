@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,7 +102,7 @@ class EngineLoop:
         self._tickets: set[Ticket] = set()
         self._wake = threading.Event()
         self._stop = False
-        self._busy_since: float | None = None  # a step began then, and is not over
+        self._busy_since: float | None = None  # a step, or other work, began then, and is not over
         self._thread = threading.Thread(target=self._run, name="pyedge-engine", daemon=True)
         self._thread.start()
 
@@ -116,12 +116,20 @@ class EngineLoop:
         self._wake.set()
         return ticket
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Has the engine's thread do something between two steps."""
+    def run(self, work: Callable[[], T], gone: Callable[[], bool]) -> T:
+        """Has the engine's thread do something between two steps, or not at all if the client leaves before its turn.
+        Raises what it raises, ClientGoneError, or EngineDownError."""
         future: Future[T] = Future()
         self._inbox.append((work, future))
         self._wake.set()
-        return future.result(timeout=STUCK_AFTER)
+        while not wait([future], timeout=POLL).done:
+            if gone():
+                future.cancel()
+                raise ClientGoneError
+            if (trouble := self.trouble) is not None:
+                future.cancel()
+                raise EngineDownError(trouble)
+        return future.result()
 
     def forget(self, ticket: Ticket) -> None:
         self._tickets.discard(ticket)
@@ -171,10 +179,15 @@ class EngineLoop:
                 self._add(item)
                 continue
             work, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            self._busy_since = time.monotonic()
             try:
                 future.set_result(work())
             except Exception as error:
                 future.set_exception(error)
+            finally:
+                self._busy_since = None
         if self.engine.has_work:
             self._busy_since = time.monotonic()
             try:

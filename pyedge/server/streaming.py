@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from flask import Response, jsonify, request
@@ -58,6 +59,24 @@ def usage(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
+def client_gone() -> Callable[[], bool]:
+    """Whether the client of the present request is, to be asked outside of the request too."""
+    gone: Callable[[], bool] = request.environ.get("waitress.client_disconnected", lambda: False)
+    return gone
+
+
+@contextmanager
+def ends(record: access.Record) -> Iterator[None]:
+    """What ends the wait for the engine, as the ApiError that it is for the client."""
+    try:
+        yield
+    except ClientGoneError:
+        record.gone = True
+        raise ApiError(499, "the client went away") from None
+    except EngineDownError as error:
+        raise ApiError(503, str(error), code="unavailable", retry_after=5) from None
+
+
 def answer(service: Service, requests: Sequence[Request], content: Answer, *, stream: bool) -> Response:
     """Runs requests and answers with what `content` makes of them."""
     call = _Call(service, requests)
@@ -89,7 +108,7 @@ class _Call:
         self._record = access.record()
         self._record.requests = requests
         # Asked here, in the request: a stream is written outside of it.
-        self._gone: Callable[[], bool] = request.environ.get("waitress.client_disconnected", lambda: False)
+        self._gone = client_gone()
         loop = service.loop
         service.places.take(len(requests))
         self._ticket: Ticket | None = loop.submit(requests)
@@ -105,17 +124,12 @@ class _Call:
     def batches(self) -> Iterator[list[tuple[int, TokenEvent]]]:
         """Events as they come. Raises ApiError for what ends all of it."""
         assert self._ticket is not None
-        try:
+        with ends(self._record):
             for batch in self._ticket.events(self._gone):
                 for _, event in batch:
                     if event.error is not None:
                         raise _told(event.error)
                 yield batch
-        except ClientGoneError:
-            self._record.gone = True
-            raise ApiError(499, "the client went away") from None
-        except EngineDownError as error:
-            raise ApiError(503, str(error), code="unavailable", retry_after=5) from None
 
     def first(self, batches: Iterator[list[tuple[int, TokenEvent]]]) -> list[tuple[int, TokenEvent]]:
         """The first events, if they come soon: what goes wrong up to then still gets its own status."""

@@ -10,6 +10,7 @@ import pytest
 from serving import Server
 
 from pyedge import SamplingParams
+from pyedge.server.routes.completions import _row
 
 PATH = "/v1/completions"
 
@@ -118,6 +119,19 @@ def test_echo_with_logprobs(server: Server) -> None:
     pieces = [server.llm.tokenizer.decode([t], continues=True) for t in ids]
     assert entries["text_offset"] == [sum(map(len, pieces[:i])) for i in range(len(ids) + 1)]
     assert text.startswith("the other")
+
+
+def test_the_likeliest_tokens_of_a_row() -> None:
+    """In their order; of equally likely ones, those of the smaller ids."""
+    rng = np.random.default_rng(0)
+    for n_top in (0, 1, 3, 40, 64):
+        logits = rng.integers(-6, 6, 40).astype(np.float32)
+        logits[5] = -np.inf
+        logprob, best = _row(logits, 7, n_top)
+        logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+        assert math.isclose(logprob, logprobs[7], abs_tol=1e-6)
+        assert [t for t, _ in best] == sorted(range(40), key=lambda t: (-logits[t], t))[:n_top]
+        assert np.allclose([x for _, x in best], [logprobs[t] for t, _ in best])
 
 
 def test_stop_strings(server: Server) -> None:

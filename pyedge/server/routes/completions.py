@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Response
 
 from pyedge.engine.request import Request, TokenEvent
-from pyedge.server import logprobs
+from pyedge.server import access, logprobs
 from pyedge.server.constraints import grammar_of
+from pyedge.server.engine_loop import POLL, ClientGoneError
 from pyedge.server.errors import ApiError
 from pyedge.server.generation import make_requests, refusals
 from pyedge.server.routes import service
 from pyedge.server.schemas import CompletionRequest, read_body
 from pyedge.server.service import Service
-from pyedge.server.streaming import Chunk, answer, usage
+from pyedge.server.streaming import Chunk, answer, client_gone, ends, usage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 routes = Blueprint("completions", __name__)
 
 MAX_PROMPT_LOGITS = 256 << 20  # bytes of them, for the log-probabilities of an echoed prompt
+_ECHOES = threading.BoundedSemaphore(2)  # prompts whose logits are held at once, whatever number of clients asks
 
 
 @routes.post("/v1/completions")
@@ -142,8 +145,16 @@ def _prompt_logprobs(s: Service, ids: list[int], n_top: int) -> list[_Known]:
         )
     if len(ids) < 2:
         return [(None, None)] * len(ids)
-    logits = s.loop.run(lambda: s.loop.engine.logits(ids[:-1]))
-    return [(None, None), *(_row(row, token, n_top) for row, token in zip(logits, ids[1:], strict=True))]
+    gone = client_gone()
+    with ends(access.record()):
+        while not _ECHOES.acquire(timeout=POLL):
+            if gone():
+                raise ClientGoneError
+        try:
+            logits = s.loop.run(lambda: s.loop.engine.logits(ids[:-1]), gone)
+            return [(None, None), *(_row(row, token, n_top) for row, token in zip(logits, ids[1:], strict=True))]
+        finally:
+            _ECHOES.release()
 
 
 def _row(logits: npt.NDArray[np.float32], token: int, n_top: int) -> _Known:
@@ -152,5 +163,8 @@ def _row(logits: npt.NDArray[np.float32], token: int, n_top: int) -> _Known:
     x = logits.astype(np.float64)
     x -= x.max()
     x -= np.log(np.exp(x).sum())
-    best = np.argsort(-x, kind="stable")[:n_top]
+    if (n_top := min(n_top, len(x))) == 0:
+        return float(x[token]), []
+    likely = np.flatnonzero(x >= np.partition(x, -n_top)[-n_top])  # sorting all takes longer than the model
+    best = likely[np.argsort(-x[likely], kind="stable")][:n_top]
     return float(x[token]), [(int(t), float(x[t])) for t in best]
