@@ -103,7 +103,7 @@ def test_the_other_kind_of_model(embedding: Server, server: Server) -> None:
     ):
         reply = embedding.post(path, body)
         assert reply.status == 400
-        assert "embeds" in reply.error["message"]
+        assert "embeds texts" in reply.error["message"]
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/rerank", {"query": "a", "documents": ["b"]})):
         reply = server.post(path, body)
         assert reply.status == 400

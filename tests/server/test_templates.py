@@ -55,6 +55,7 @@ def test_a_template_of_a_stranger(tmp_path: Path, source: str) -> None:
         reply = server.post(CHAT, body(("user", "hi")))
         assert reply.status == 400
         assert reply.error["type"] == "invalid_request_error"
+        assert str(path) not in reply.error["message"]
         assert not victim.exists()
         assert server.post("/v1/completions", {"prompt": "the", "max_tokens": 1}).status == 200
         server.check()
@@ -63,9 +64,11 @@ def test_a_template_of_a_stranger(tmp_path: Path, source: str) -> None:
 def test_no_template(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "m.gguf", chat_template=None)
     with serving(path) as server:
-        reply = server.post(CHAT, body(("user", "hi")))
-        assert reply.status == 400
-        assert "no chat template" in reply.error["message"]
+        for route in (CHAT, "/apply-template", "/tokenize"):
+            reply = server.post(route, body(("user", "hi")))
+            assert reply.status == 400
+            assert "no chat template" in reply.error["message"]
+            assert str(tmp_path) not in reply.error["message"]
         assert server.post("/v1/completions", {"prompt": "the", "max_tokens": 1}).status == 200
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ def chat_completions() -> Response:
     s, body = service(), read_body(ChatRequest)
     s.check_model(body.model)
     body.check_stream()
+    _ = s.loop  # an embedding model is refused first
     params, tokenizer = body.chat_params(), s.llm.tokenizer
     tools = tools_of(body, tokenizer)
     prompt = prompt_ids(s, body, None if tools is None else tools.given)
@@ -41,7 +43,7 @@ def chat_completions() -> Response:
 def apply_template() -> Response:
     s, body = service(), read_body(ChatBody)
     s.check_model(body.model)
-    with refusals("messages"):
+    with _template_refusals(s):
         prompt = s.llm.tokenizer.render_chat_template(
             body.plain_messages(), body.tools, body.add_generation_prompt is not False, **body.template_variables()
         )
@@ -49,10 +51,20 @@ def apply_template() -> Response:
 
 
 def prompt_ids(s: Service, body: ChatBody, tools: list[dict[str, Any]] | None) -> list[int]:
-    with refusals("messages"):
+    with _template_refusals(s):
         return s.llm.encode_chat(
             body.plain_messages(), tools, body.add_generation_prompt is not False, **body.template_variables()
         )
+
+
+@contextmanager
+def _template_refusals(s: Service) -> Iterator[None]:
+    """As all refusals, and without the place of the model's file, which is no business of a client's."""
+    with refusals("messages"):
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"{s.llm.path}: ")) from None
 
 
 class ChatAnswer:
