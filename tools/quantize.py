@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def quantize(
         raise ValueError(f"{os.fspath(out)}: is the file that is read; give the new one another name")
     total, done = sum(t.n_bytes for t in gguf.tensors), 0
     sizes = {t.name: t.n_bytes for t in gguf.tensors}
+    threads = threads or _core.machine()["default_threads"]  # asked once, not for each piece
     with ThreadPoolExecutor(1) as pool, GgufWriter(out, plan.metadata, plan.tensors) as writer:
         written: Future[None] | None = None  # one piece is written while the next one is made
         try:
@@ -125,10 +127,15 @@ def quantize(
     return writer.file_size
 
 
+@cache
+def _runs() -> frozenset[str]:
+    """Formats whose values the core can read."""
+    return frozenset(info.name for info in _core.formats() if info.runs)
+
+
 def _pieces(gguf: _core.Gguf, choice: Choice, imatrix: Imatrix | None, threads: int) -> Iterator[tuple[Any, int]]:
     """A tensor's new bytes, some rows at a time: (buffer, rows)."""
     columns, rows = choice.shape[0], math.prod(choice.shape[1:])
-    runs = {info.name for info in _core.formats() if info.runs}
     weights: npt.NDArray[np.float32] | None = None
     if imatrix is not None and choice.type not in FLOATS and choice.type != choice.source:
         means = imatrix.importance(choice.name)
@@ -139,7 +146,7 @@ def _pieces(gguf: _core.Gguf, choice: Choice, imatrix: Imatrix | None, threads: 
         if choice.type != choice.source or choice.type in FLOATS:
             yield gguf.quantize(choice.name, choice.type, first, n, importance=weights, threads=threads), n
             continue
-        if choice.type in runs:  # only looked at: a scale may be NaN
+        if choice.type in _runs():  # only looked at: a scale may be NaN
             gguf.quantize(choice.name, "F32", first, n, threads=threads)
         row_bytes = Tensor("", choice.type, (columns,)).n_bytes
         yield gguf.read(choice.name, first * row_bytes, n * row_bytes), n

@@ -153,9 +153,12 @@ static pe_status run(job *j, const float *importance, int64_t n_matrices, int32_
     j->weights = weights;
     j->rows_per_item = (ITEM_VALUES + j->cols - 1) / j->cols;
     if (j->rows_per_item > j->rows) j->rows_per_item = j->rows;
-    pe_machine machine;
-    pe_machine_query(&machine);
-    const int width = pe_pool_lock(threads ? threads : machine.default_threads);
+    if (!threads) {  // many small tensors are many calls, and the question costs more than most of them
+        pe_machine machine;
+        pe_machine_query(&machine);
+        threads = machine.default_threads;
+    }
+    const int width = pe_pool_lock(threads);
     const size_t row = (size_t)j->cols * sizeof(float) + j->from_bytes;
     j->buffer_bytes = j->file ? ((size_t)j->rows_per_item * row + 63) / 64 * 64 : 0;  // workers share no cache line
     j->buffers = malloc((size_t)width * j->buffer_bytes + 1);

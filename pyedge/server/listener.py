@@ -87,7 +87,13 @@ class Listener:
         )
         self._map: dict[int, Any] = {}
         self._dispatcher = ThreadedTaskDispatcher()
-        self._dispatcher.set_thread_count(n_threads)
+        try:
+            self._dispatcher.set_thread_count(n_threads)
+        except RuntimeError as e:  # of threading: a limit on processes or memory
+            self._dispatcher.shutdown()
+            raise ValueError(
+                f"{n_threads} threads cannot be started here ({e}); allow more, or serve fewer at once"
+            ) from e
         self._server = _Server(
             app,
             self._map,

@@ -303,8 +303,8 @@ class _Ids:
         """At least n are still to come."""
         if self.limit is not None and len(self.ids) + n > self.limit:
             raise ValueError(
-                f"the prompt has more than {self.limit} tokens, which is all that may be used; it is a text of "
-                f"{self._n_characters} characters, shorten it or use a larger context"
+                f"the prompt is a text of {self._n_characters} characters and has more than {self.limit} tokens, which "
+                "is all that fits; shorten the prompt or raise max_model_len"
             )
 
 

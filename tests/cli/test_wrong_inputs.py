@@ -22,7 +22,12 @@ def arguments(name: str, wrong: str) -> list[str] | None:
     given = [p for p in command.params if isinstance(p, click.Argument)]
     if not any(p.name in FILES for p in given):
         return None
-    return [name, *(wrong if p.name in FILES else "x" for p in given if p.required or p.name in FILES)]
+    needed = [p.opts[0] for p in command.params if isinstance(p, click.Option) and p.required]
+    others = {"text": __file__}  # a file that is there, where a command wants one
+    values = [
+        wrong if p.name in FILES else others.get(p.name or "", "x") for p in given if p.required or p.name in FILES
+    ]
+    return [name, *(word for option in needed for word in (option, "x")), "--", *values]
 
 
 TAKING = [name for name in COMMANDS if arguments(name, "") is not None]
@@ -71,7 +76,7 @@ def test_one_line_says_what_is_wrong(
     for wrong in [*wrong_things, *NAMES]:
         line = arguments(name, wrong)
         assert line is not None
-        result = CliRunner().invoke(cli, [line[0], "--", *line[1:]])
+        result = CliRunner().invoke(cli, line)
         said = (line, result.output, result.exception)
         assert (result.exit_code, result.stdout) == (1, ""), said
         assert result.stderr.startswith("error: "), said
