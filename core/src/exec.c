@@ -51,6 +51,7 @@ static pe_act act_of(const run *r, const float *x, int64_t cols) {
     act.ldx = act.ldq = cols;
     act.ldb = cols / PE_ACT_BLOCK;
     act.ldm = (act.ldb + 63) / 64;
+    act.fine_above = r->op->kind == PE_OP_LOGITS ? 0 : PE_FINE_ABOVE;
     return act;
 }
 

@@ -184,6 +184,7 @@ static pe_act take_act(const float *x, int64_t ldx, int64_t tokens, int64_t k) {
                     .fine = take(blocks),
                     .ldb = ldb,
                     .has_fine = take((size_t)(tokens * ldm) * sizeof(uint64_t)),
+                    .fine_above = PE_FINE_ABOVE,
                     .ldm = ldm};
 }
 

@@ -25,6 +25,9 @@ Numbers = dict[str, int | float]
 FLOAT_TYPES = {"F32", "F16", "BF16"}
 
 
+STANDS_OUT = 1.25  # PE_FINE_ABOVE of core/src/kernels.h
+
+
 @dataclass(frozen=True)
 class Context:
     tokens: Array  # [T]
@@ -37,25 +40,26 @@ class Context:
         assert found is not None
         return found[0]
 
-    def product(self, x: Array, i: int, expert: int | None = None) -> Array:
-        """x W^T + b for weights i (the matrix, or an expert's) and i + 1 (its bias, which may be absent)."""
+    def product(self, x: Array, i: int, expert: int | None = None, above: float = STANDS_OUT) -> Array:
+        """x W^T + b for weights i (the matrix, or an expert's) and i + 1 (its bias, which may be absent). above: times
+        the mean scale of a row, which makes a block stand out."""
         found, bias = self.weights[i], self.weights[i + 1]
         assert found is not None
         values, type_name = found
         if self.precision == "fast" and type_name not in FLOAT_TYPES:
-            x = _rounded(x)
+            x = _rounded(x, above)
         added = 0.0 if bias is None else bias[0]
         if expert is not None:
             values, added = values[expert], added if bias is None else bias[0][expert]
         return x @ values.T + added
 
 
-def _rounded(x: Array) -> Array:
+def _rounded(x: Array, above: float) -> Array:
     """To +-127 in blocks of 32, with a float32 scale; what is left of a block that stands out is rounded once more."""
     width = x.shape[-1]
     blocks = np.pad(x, ((0, 0), (0, -width % 32))).reshape(x.shape[0], -1, 32)
     first, scale = _steps(blocks)
-    stands_out = scale > 2.0 * scale.mean(axis=1, keepdims=True)
+    stands_out = scale > above * scale.mean(axis=1, keepdims=True)
     both = first + np.where(stands_out, _steps(blocks - first)[0], 0.0)
     return both.reshape(x.shape[0], -1)[:, :width]
 
@@ -227,7 +231,7 @@ def _moe(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
 
 
 def _logits(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:
-    return [_softcap(c.product(inputs[0], 0) * p["scale"], p["softcap"])]
+    return [_softcap(c.product(inputs[0], 0, above=0.0) * p["scale"], p["softcap"])]
 
 
 def _pool(c: Context, inputs: list[Array], p: Numbers) -> list[Array]:

@@ -43,7 +43,7 @@ void PE_FN(quantize)(const pe_act *a, int64_t t, int64_t k) {
         block[b] = round_block(v, q + b * PE_ACT_BLOCK);
         sum += block[b].d;
     }
-    const float limit = PE_FINE_ABOVE * sum / (float)n;  // NaN or infinite: no block is above it
+    const float limit = a->fine_above * sum / (float)n;  // NaN or infinite: no block is above it
     uint64_t *has_fine = a->has_fine + t * a->ldm;
     for (int64_t i = 0; i < a->ldm; i++) has_fine[i] = 0;
     for (int64_t b = 0; b < n; b++) {
