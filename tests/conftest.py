@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("pyedge", deadline=None)  # other programs may be at work: tests of time have their own limits
+settings.load_profile("pyedge")
 
 
 def pytest_configure() -> None:

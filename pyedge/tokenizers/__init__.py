@@ -304,7 +304,7 @@ class _Ids:
         if self.limit is not None and len(self.ids) + n > self.limit:
             raise ValueError(
                 f"the prompt is a text of {self._n_characters} characters and has more than {self.limit} tokens, which "
-                "is all that fits; shorten the prompt or raise max_model_len"
+                "is all that the context holds; shorten the prompt or raise max_model_len"
             )
 
 

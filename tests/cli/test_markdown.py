@@ -69,7 +69,7 @@ def split(text: str, cuts: list[int]) -> list[str]:
     return [*parts, rest]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(LINES, max_size=8).map("\n".join), st.randoms(use_true_random=False))
 def test_parts_read_as_the_whole_does(text: str, rng: random.Random) -> None:
     for cuts in (range(len(text)), sorted(rng.choices(range(len(text) + 1), k=3))):

@@ -205,7 +205,7 @@ chains = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(rows, chains, st.integers(0, 2**40))
 def test_chain_matches_the_oracle(row: Row, s: Settings, position: int) -> None:
     sampler = s.sampler(len(row))
@@ -238,7 +238,7 @@ def test_every_instruction_set_draws_the_same(monkeypatch: pytest.MonkeyPatch) -
     assert all(tokens == drawn["scalar"] for tokens in drawn.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows,
     chains,
@@ -267,7 +267,7 @@ def test_penalties_and_bias_match_the_oracle(
         assert sampler.sample(row, position).token in acceptable(row, s, history, position)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows, chains, st.sampled_from([1.0, 1.3]), st.sampled_from([0.02, 0.5, 0.98]), st.integers(0, 2**32))
 def test_a_mask_comes_before_all_rules(row: Row, s: Settings, repeat: float, share: float, seed: int) -> None:
     """As if the model had given minus infinity to what the mask leaves out, save for the log-probabilities."""
@@ -421,7 +421,7 @@ def log_softmax(row: Row) -> npt.NDArray[np.float64]:
     return result
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rows.filter(lambda row: bool(np.abs(row[np.isfinite(row)]).max() < 1e6)), st.sampled_from([0, 1, 5, 63, 64]))
 def test_logprobs_are_the_models_own(row: Row, n: int) -> None:
     """Whatever the rules do to the draw, the report is the log-softmax of the row as it came."""
