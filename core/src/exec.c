@@ -379,7 +379,8 @@ static void run_attention(const run *r) {
         const int32_t n = r->s->pieces[i].end - r->s->pieces[i].start;
         if (n > 1) read += n;
     }
-    const int64_t most = pe_attention_rows(j.group) / j.group, fewest = least((TILE_ROWS + j.group - 1) / j.group, most);
+    const int64_t most = pe_attention_rows(j.group) / j.group,
+                  fewest = least((TILE_ROWS + j.group - 1) / j.group, most);
     const int64_t each = read * p->n_kv_heads / (4 * r->width);
     j.tokens_per_tile = (int32_t)(each > fewest ? least(each, most) : fewest);
     int32_t longest = 0;
