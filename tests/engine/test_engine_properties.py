@@ -85,7 +85,7 @@ def make(model: _core.Model, now: list[float], **options: object) -> Engine:
     prefix_cache=st.booleans(),
     kv_type=st.sampled_from(["f16", "q8_0", "q4_0"]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_everything_at_once_is_alone(
     model: _core.Model,
     planned: list[Arrival],

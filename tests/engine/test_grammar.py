@@ -75,7 +75,7 @@ small = st.integers(0, 4)
 _ended: list[bool] = []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schemas(), st.integers(0, 2**32))
 def test_what_is_written_fits_the_schema(llm: LLM, schema: dict[str, Any], seed: int) -> None:
     rules = [replace(WILD, seed=seed + i, grammar=Grammar.json_schema(schema)) for i in range(3)]

@@ -75,11 +75,7 @@ class Server:
         return self.call("POST", path, body, **headers)
 
     def get(self, path: str, **headers: str) -> Reply:
-        """Asks again where the server closed the connection: one with little patience does that to a busy client."""
-        try:
-            return self.call("GET", path, **headers)
-        except (http.client.RemoteDisconnected, ConnectionError):
-            return self.call("GET", path, **headers)
+        return self.call("GET", path, **headers)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)

@@ -173,7 +173,7 @@ ANY_LIST = st.lists(st.integers(0, 9), min_size=1, max_size=8) | st.lists(st.boo
 ANY_VALUE = ANY_NUMBER | st.booleans() | st.sampled_from(["yarn", "linear", "longrope", "none", "x"]) | ANY_LIST
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([*FIRST_OF_EACH]), st.dictionaries(st.sampled_from(KEYS), ANY_VALUE, min_size=1, max_size=4))
 def test_any_values_are_planned_or_refused(
     files: dict[str, _core.Gguf], architecture: str, keys: dict[str, Any]

@@ -182,7 +182,7 @@ ANY_NUMBER = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200) | st.floats(
 ANY_VALUE = ANY_NUMBER | st.booleans() | st.text(max_size=9) | st.lists(st.integers(0, 99), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(KEYS), ANY_VALUE, min_size=1, max_size=3))
 def test_any_values_are_planned_or_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     """Nothing but ModelError comes out, and what is accepted is in range."""

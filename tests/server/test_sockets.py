@@ -109,7 +109,7 @@ def test_a_body_longer_than_it_says(server: Server) -> None:
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A model that never ends its text, and a server with little patience."""
     path = write_endless(tmp_path_factory.mktemp("endless") / "endless.gguf")
-    settings = {"max_sequences": 4, "max_queue": 4, "receive_timeout": 0.5, "send_timeout": 0.5, "idle_timeout": 0.5}
+    settings = {"max_sequences": 4, "max_queue": 4, "receive_timeout": 0.5, "send_timeout": 0.5, "idle_timeout": 2}
     with serving(path, kv_memory="40MB", settings=settings) as server:
         yield server
         server.check()

@@ -37,7 +37,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 def test_decoding_gives_the_text_back(make: Make, pre: str) -> None:
     tokenizer = make(pre=pre)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(text=TEXTS, special=st.booleans())
     def check(text: str, special: bool) -> None:
         ids = tokenizer.encode(text, special=special, bos=False)
@@ -58,7 +58,7 @@ AT_CUTS = ("a", "Z", "é", "日", "ー", "한", " ", "  ", "\n", "\r\n", "\t", "
 def test_pieces_have_the_ids_of_the_whole(make: Make, pre: str) -> None:
     tokenizer = make(pre=pre)
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(parts=st.lists(st.one_of(st.sampled_from(AT_CUTS), st.characters(exclude_categories=["Cs"])), max_size=24))
     def check(parts: list[str]) -> None:
         text = "".join(parts)
@@ -104,7 +104,6 @@ def test_no_text_has_fewer_tokens_than_foreseen(make: Make, metadata: dict[str, 
     tokens = metadata["tokenizer.ggml.tokens"]
     tokenizer = make(tokens=["unused" if token == lacking else token for token in tokens])
 
-    @settings(deadline=None)
     @given(text=st.one_of(st.text(), st.sampled_from(tokens), st.just("\x05é" * 300)))
     def check(text: str) -> None:
         assert tokenizer._kind.fewest(text) <= len([i for ids in tokenizer._kind.encode(text) for i in ids])

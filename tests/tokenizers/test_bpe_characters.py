@@ -64,7 +64,7 @@ def by_the_book(text: str) -> list[int]:
 
 
 def test_ids_by_the_book_and_the_text_back(tokenizer: Tokenizer) -> None:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(text=TEXTS)
     def check(text: str) -> None:
         ids = tokenizer.encode(text, bos=False)

@@ -132,7 +132,7 @@ def test_any_message_has_the_control_tokens_of_an_honest_one(make: Make) -> None
     )
     text = st.lists(st.one_of(st.sampled_from(fragments), st.text(max_size=3)), max_size=6).map("".join)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(texts=st.lists(text, min_size=4, max_size=4))
     def check(texts: list[str]) -> None:
         messages = [{"role": "user", "content": texts[i], "name": texts[i + 1]} for i in (0, 2)]

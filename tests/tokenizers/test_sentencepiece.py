@@ -60,7 +60,7 @@ def test_a_way_to_cut_words_is_refused_where_none_are_cut() -> None:
 def test_ids_are_those_of_the_library_and_its_own_model(kind: str) -> None:
     ours, theirs = tokenizer(kind), sentencepiece.SentencePieceProcessor(model_proto=model(kind))
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assert ours.encode(text) == theirs.EncodeAsIds(text)
@@ -72,7 +72,7 @@ def test_ids_are_those_of_the_library_and_its_own_model(kind: str) -> None:
 def test_decoding_gives_the_text_back(kind: str) -> None:
     ours = tokenizer(kind)
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(text=TEXTS.filter(lambda t: "\u2581" not in t), special=st.booleans(), bos=st.booleans())
     def check(text: str, special: bool, bos: bool) -> None:
         ids = ours.encode(text, special=special, bos=bos)
@@ -108,7 +108,7 @@ def test_spaces_and_special_tokens() -> None:
 def test_pieces_of_a_long_text_have_the_ids_of_the_whole(kind: str) -> None:
     ours = tokenizer(kind)
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(text=TEXTS)
     def check(text: str) -> None:
         whole = ours._kind._library.EncodeAsIds(text)  # type: ignore[attr-defined]
@@ -133,7 +133,6 @@ def test_a_piece_that_crosses_words_keeps_a_text_whole() -> None:
 def test_no_text_has_fewer_tokens_than_foreseen(kind: str) -> None:
     ours = tokenizer(kind)
 
-    @settings(deadline=None)
     @given(text=st.one_of(TEXTS, st.sampled_from(ours.pieces), st.just(" " * 500), st.just("\x05é" * 300)))
     def check(text: str) -> None:
         assert ours._kind.fewest(text) <= len([i for ids in ours._kind.encode(text) for i in ids])

@@ -91,7 +91,7 @@ def test_ids_by_the_book(lower: bool | None, strip: bool | None) -> None:
     ours = tokenizer(**{"normalizer.lowercase": lower, "normalizer.strip_accents": strip})
     lowers = lower is None or lower
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(text=TEXTS)
     def check(text: str) -> None:
         ids = ours.encode(text, bos=False)

@@ -132,6 +132,16 @@ typedef struct pe_tries {
     int n[2], rounds[2];      // without weights and with them
 } pe_tries;
 
+// Ranges that x is tried over by unsigned codes of 4 and 5 bits, likeliest first: of blocks and of super-blocks' parts.
+static const float lines_4[][2] = {{0, 15},        {-0.3f, 15.3f}, {0.4f, 14.6f}, {-0.6f, 15},    {0, 15.6f},
+                                   {-0.8f, 15.8f}, {0.8f, 15},     {0, 14},       {-1.3f, 15},    {0, 16.3f},
+                                   {1, 14},        {-1.4f, 16.4f}, {1.3f, 15.5f}, {-0.5f, 13.7f}, {-2, 15},
+                                   {0, 17},        {-2, 17},       {2, 13},       {0, 13},        {2, 15}};
+static const float lines_5[][2] = {{0, 31},        {-0.3f, 31.3f}, {0.4f, 30.6f}, {-0.6f, 31},    {0, 31.6f},
+                                   {-0.8f, 31.8f}, {0.8f, 31},     {0, 30},       {-1.3f, 31},    {0, 32.3f},
+                                   {1, 30},        {-1.4f, 32.4f}, {1.3f, 31.5f}, {-0.5f, 29.7f}, {-2, 31},
+                                   {0, 33},        {-2, 33},       {2, 29},       {0, 29},        {2, 31}};
+
 // x ~ scale * code
 PE_INLINE pe_scale search_scale(const pe_tile *t, int n, bool weighted, pe_codes c, int v, const pe_tries *tries) {
     const vf unit = vf_inverse(farthest(t, n, v));

@@ -48,9 +48,8 @@ PE_INLINE vf vf_div(vf a, vf b) { PE_MAP(vf, a.x[i_] / b.x[i_]); }
 PE_INLINE vf vf_fma(vf a, vf b, vf c) { PE_MAP(vf, a.x[i_] * b.x[i_] + c.x[i_]); }
 PE_INLINE vf vf_max(vf a, vf b) { PE_MAP(vf, a.x[i_] > b.x[i_] ? a.x[i_] : b.x[i_]); }
 PE_INLINE vf vf_min(vf a, vf b) { PE_MAP(vf, a.x[i_] < b.x[i_] ? a.x[i_] : b.x[i_]); }
-PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {
-    PE_MAP(vf, a.x[i_] > b.x[i_] ? x.x[i_] : y.x[i_]);
-}  // a > b ? x : y
+// a > b ? x : y
+PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) { PE_MAP(vf, a.x[i_] > b.x[i_] ? x.x[i_] : y.x[i_]); }
 PE_INLINE vf vf_abs(vf x) { PE_MAP(vf, fabsf(x.x[i_])); }
 PE_INLINE vf vf_copysign(vf x, vf sign) { PE_MAP(vf, copysignf(x.x[i_], sign.x[i_])); }
 PE_INLINE float vf_sum(vf v) {
