@@ -11,7 +11,6 @@ enum {
     ITEM_PANELS = 8,       // panels per item when many tokens do
     ITEM_TOKENS = 128,     // tokens per item then
     SPLIT_CHUNKS = 8,      // attention chunks per item when a context is cut
-    TILE_ROWS = 8,         // of queries in a tile, at least: keys are unpacked once for all of them
 };
 
 // ---- row by row ------------------------------------------------------------------------------------------------------
@@ -373,16 +372,7 @@ static void run_attention(const run *r) {
     j.per_item = n_tokens * kv_width > SERIAL_FLOATS ? SERIAL_FLOATS / 2 / kv_width + 1 : n_tokens;
     pe_parallel(r->width, (n_tokens + j.per_item - 1) / j.per_item, write_item, &j);
 
-    // Of few tokens of prompts, tiles are small enough for four items a thread: one thread would wait for the other's last.
-    int64_t read = 0;
-    for (int32_t i = 0; i < r->s->n_pieces; i++) {
-        const int32_t n = r->s->pieces[i].end - r->s->pieces[i].start;
-        if (n > 1) read += n;
-    }
-    const int64_t most = pe_attention_rows(j.group) / j.group,
-                  fewest = least((TILE_ROWS + j.group - 1) / j.group, most);
-    const int64_t each = read * p->n_kv_heads / (4 * r->width);
-    j.tokens_per_tile = (int32_t)(each > fewest ? least(each, most) : fewest);
+    j.tokens_per_tile = pe_attention_rows(j.group) / j.group;
     int32_t longest = 0;
     for (int32_t i = 0; i < r->s->n_pieces; i++) {
         const int32_t n = r->s->pieces[i].end - r->s->pieces[i].start;

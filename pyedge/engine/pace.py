@@ -18,7 +18,6 @@ from dataclasses import dataclass
 # While someone's tokens come, a step takes at most this many times what it takes without prompts. A stream's gaps are
 # to stay below 4 times that, and machines are noisy.
 SLOWDOWN = 2.75
-TILE = 8  # tokens: matrices are multiplied with so many at once
 CHUNK = 4  # tokens that a prompt gets on by in any case; behind thousands of others, 8 can take four times a quiet step
 _DECAY = 0.97  # of what a step tells, with each step after it
 _TRUST = 0.05  # in the plan's ratios, as a share of what one step tells
@@ -139,7 +138,6 @@ class Budget:
 
     def __init__(self, tokens: int, pace: Pace | None, work: Work) -> None:
         self._tokens = tokens
-        self._taken = work.tokens
         self._cost: StepCost | None = None
         self._left = 0.0  # seconds
         if pace is not None:
@@ -157,12 +155,9 @@ class Budget:
                 middle = (low + high + 1) // 2
                 fits = self._seconds(start, start + middle, end) <= self._left
                 low, high = (middle, high) if fits else (low, middle - 1)
-            over = (self._taken + low) % TILE
-            low -= over if low - over >= CHUNK else 0
             n = min(n, max(low, CHUNK)) if not self._begun else low if low >= CHUNK else 0
         self.spent = n < end - start or n == self._tokens
         self._tokens -= n
-        self._taken += n
         if self._cost is not None and n:
             self._left -= self._seconds(start, start + n, end)
         self._begun = True

@@ -429,7 +429,7 @@ def test_what_steps_cost_is_learned_from_their_times() -> None:
     drain(e)
     while_both = sizes[: sizes.index(1)] if 1 in sizes else sizes
     assert max(while_both) < 50
-    assert all(1 + 4 <= n <= 1 + 15 for n in while_both[2:-1])  # 4.5 ms alone, so 8 for the prompt: 15 tokens
+    assert all(1 + 4 <= n <= 1 + 16 for n in while_both[2:-1]), while_both  # 4.5 ms alone, so 7.9 for it: 15.75 tokens
     check(writer)
     check(reader)
 

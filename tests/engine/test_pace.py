@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pyedge.engine.pace import CHUNK, SLOWDOWN, TILE, Budget, Pace, StepCost, Work
+from pyedge.engine.pace import CHUNK, SLOWDOWN, Budget, Pace, StepCost, Work
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
@@ -96,7 +96,7 @@ def test_steps_that_write_and_steps_that_read_as_well_are_told_apart() -> None:
     assert pace.writing.seconds(decode) == pytest.approx(0.010, rel=0.02)
     assert pace.reading.seconds(mixed) == pytest.approx(0.033, rel=0.05)
     n = Budget(512, pace, decode).take(0, 400)
-    assert n == 23  # of 26 that fit, at a millisecond each: with the other one they are whole tiles
+    assert abs(n - (10 * SLOWDOWN - 1)) <= 2  # a millisecond each, beside the one that is written
 
 
 def known(cost: StepCost) -> Pace:
@@ -108,9 +108,8 @@ def test_a_prompt_takes_what_keeps_the_step_short(start: int) -> None:
     decode = Work.piece(500, 501, 1) + Work.piece(900, 901, 1)
     n = Budget(512, known(MACHINE), decode).take(start, 4000)
     limit = SLOWDOWN * MACHINE.seconds(decode)
-    assert (decode.tokens + n) % TILE == 0
     assert MACHINE.seconds(decode + Work.piece(start, start + n)) <= limit
-    assert MACHINE.seconds(decode + Work.piece(start, start + n + TILE)) > limit
+    assert MACHINE.seconds(decode + Work.piece(start, start + n + 1)) > limit
 
 
 def test_prompts_share_a_step_and_only_the_first_gets_on_in_any_case() -> None:
