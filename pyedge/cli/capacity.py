@@ -7,8 +7,8 @@ are engine/capacity.py's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +20,7 @@ from pyedge.cli.synthetic import file_of
 from pyedge.cli.terminal import in_bytes, measuring_bar
 
 if TYPE_CHECKING:
-    from pyedge.engine.capacity import Capacity, Chat, Measured, Times
+    from pyedge.engine.capacity import Capacity, Chat, Cost, Measured, Times
     from pyedge.engine.pace import StepCost
     from pyedge.llm import LLM
 
@@ -93,7 +93,7 @@ def command(
             llm, chat, found, n, times, page_bytes / config.page_size, kv_bytes, measured.resident_bytes, loading
         )
         changes = _changes(answer, measured, ttft, tpot, prior, tensors)
-        really = _run(llm, chat, n) if check and n else None
+        really = _run(llm, chat, n, prior) if check and n else None
     if as_json:
         print_json(
             {
@@ -146,12 +146,11 @@ def _changes(
     """What would let more chats fit, and how many then."""
     from pyedge import _core
     from pyedge.engine.capacity import capacity
-    from pyedge.engine.pace import Work
     from pyedge.engine.profile import weight_bits
 
     llm, chat, config = answer.llm, answer.chat, answer.llm.engine.config
 
-    def count(cost: Callable[[Work], float] = measured.seconds, chat: Chat = chat, **changed: Any) -> int:
+    def count(cost: Cost = measured.seconds, chat: Chat = chat, **changed: Any) -> int:
         return capacity(cost, replace(config, **changed), chat, ttft, tpot, prior).chats
 
     tried: list[tuple[str, int]] = []
@@ -167,7 +166,7 @@ def _changes(
         tried.append((f"--max-sequences {more}", count(max_sequences=more, max_tokens=max(config.max_tokens, more))))
     if answer.found.limited_by in ("reading", "writing") and (bits := weight_bits(llm.plan, tensors)) > FEW_BITS + 0.5:
         lighter = FEW_BITS / bits
-        cost = lambda work: measured.seconds(work, lighter)  # noqa: E731
+        cost = partial(measured.seconds, step_factor=lighter)
         tried.append((f"weights of {FEW_BITS} bits, and not {bits:.1f}", count(cost)))
     if chat.prompt > 1:
         half = replace(chat, prompt=chat.prompt // 2)
@@ -175,12 +174,12 @@ def _changes(
     return [(what, n) for what, n in tried if n > answer.found.chats]
 
 
-def _run(llm: LLM, chat: Chat, chats: int) -> dict[str, float]:
+def _run(llm: LLM, chat: Chat, chats: int, prior: StepCost) -> dict[str, float]:
     """So many chats, started at the same moment."""
     from pyedge import SamplingParams
     from pyedge.engine.engine import Engine
 
-    engine = Engine(llm.weights, llm.tokenizer, replace(llm.engine.config, prefix_cache=False))
+    engine = Engine(llm.weights, llm.tokenizer, llm.engine.config, prior=lambda: prior)
     rules = SamplingParams(seed=1, max_tokens=chat.output, ignore_eos=True)
     prompts = [[(7919 * (i + 3) + 31 * t) % engine.n_vocab for t in range(chat.prompt)] for i in range(chats)]
     requests = [engine.request(prompt, rules) for prompt in prompts]

@@ -36,6 +36,10 @@ WRITES = (1, 2, 4, 8, 16, 32, 64)  # sequences in a step
 SECONDS = 0.5  # that one figure may take, if once is not enough
 _PROBE = 64  # tokens that are read behind others
 _ANSWER = 8
+_WRITERS = 4  # whose keys are looked at together: threads share them out better than those of one
+
+# Seconds of a step: of the sequences that write in it, and of the prompts that are read in it.
+Cost = Callable[[Work, Work], float]
 
 
 @dataclass(frozen=True)
@@ -66,22 +70,28 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measured:
-    """What steps take. Steps that read have a curve of their own: more tokens, each with its keys in the same cache."""
+    """What steps take. Steps that read have a curve of their own: more tokens, each with its keys in the same cache.
+    A key that a writing sequence looks at costs several times as much as one that many tokens of a prompt share, in the
+    same step too."""
 
     read: Curve  # of one prompt's first tokens
     read_key: float  # seconds for each key that a prompt's token looks at
     write: Curve  # of sequences that are one token long
-    write_key: float
+    looking: Curve  # what the same take more, if each is `depth` tokens long
+    depth: int
     row: float  # of logits and a draw from them; one is in both curves
     resident_bytes: int  # of this process with what steps need, but for keys and values
 
-    def seconds(self, work: Work, step_factor: float = 1.0) -> float:
+    def seconds(self, writing: Work, reading: Work, step_factor: float = 1.0) -> float:
         """step_factor: of what a step takes for itself, were the weights so much smaller."""
-        saved = (1 - step_factor) * self.write(0)
-        if work.tokens == work.rows:
-            return self.write(work.tokens) + self.write_key * work.keys - saved
-        keys = max(0, work.keys - work.tokens * (work.tokens + 1) // 2)
-        return self.read(work.tokens) + self.row * max(0, work.rows - 1) + self.read_key * keys - saved
+        seconds = (step_factor - 1) * self.write(0)
+        if n := writing.tokens:
+            seconds += self.looking(n) * (writing.keys - n) / (n * self.depth)
+        if not reading.tokens:
+            return seconds + self.write(n)
+        work = writing + reading
+        behind = max(0, reading.keys - reading.tokens * (reading.tokens + 1) // 2)
+        return seconds + self.read(work.tokens) + self.row * max(0, work.rows - 1) + self.read_key * behind
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,16 @@ def measure(
     deep = max(deep, 0) or max(0, (min(chat.tokens, config.max_tokens) // 2) // size * size)
     longest = max(1, min(chat.tokens, config.max_tokens))
     n_sequences = max(1, min(config.max_sequences, WRITES[-1], config.n_pages // 3))
-    pages = min(config.n_pages, max(-(-max(deep + _PROBE, longest) // size) + 3, 3 * n_sequences))
+    depth = min(deep, config.max_tokens)
+
+    def output(n: int, behind: int) -> int:
+        """Of each of n sequences: the first ones write while the last ones are read."""
+        return _ANSWER + n * behind // config.max_tokens
+
+    each = -(-(depth + output(_WRITERS, depth)) // size) + 1
+    n_writers = max(1, min(_WRITERS, n_sequences, config.n_pages // each))
+    most = max(-(-max(deep + _PROBE, longest) // size) + 3, 3 * n_sequences, each * n_writers)
+    pages = min(config.n_pages, most)
     engine = Engine(model, tokenizer, replace(config, n_pages=pages, prefix_cache=False))
 
     held = touched = 0  # pages, now and at most: those that are freed are taken first
@@ -116,7 +135,7 @@ def measure(
         held = (held if engine.has_work else 0) + -(-(n + output - 1) // size)
         touched = max(touched, held)
         words = [31 * t % engine.n_vocab for t in range(n)]
-        engine.add(engine.request(words, SamplingParams(seed=1, max_tokens=output, ignore_eos=True)))
+        engine.add(engine.request(words, SamplingParams(seed=1, max_tokens=output, ignore_eos=True), watched=False))
 
     def step() -> float:
         start = perf_counter()
@@ -143,7 +162,7 @@ def measure(
 
     def writing(n: int, behind: int = 1) -> float:
         for _ in range(n):
-            begin(behind, _ANSWER)
+            begin(behind, output(n, behind))
         while engine.n_waiting or any(not r.n_output for r in engine.scheduler.running):
             step()
         times = []
@@ -158,23 +177,25 @@ def measure(
     read = Curve(reads, [repeated(partial(reading, n)) for n in reads])
     writes = [n for n in WRITES if n <= n_sequences]
     write = [repeated(partial(writing, n)) for n in writes]
-    read_key = write_key = 0.0
+    written = Curve(writes, write)
+    read_key, looking = 0.0, Curve([1], [0.0])
     if deep > _PROBE and deep % config.max_tokens == 0:
         read_key = max(0.0, repeated(reading_behind) - read(_PROBE)) / (_PROBE * deep)
-    if deep:
-        write_key = max(0.0, repeated(partial(writing, 1, deep)) - write[0]) / deep
+    if depth:
+        several = sorted({1, n_writers})
+        deeper = [repeated(partial(writing, n, depth)) for n in several]
+        looking = Curve(several, [max(0.0, t - written(n)) for n, t in zip(several, deeper, strict=True)])
     resident = Process().memory_info().rss - touched * _core.page_bytes(model, size, config.kv_type)
-    written = Curve(writes, write)
     row = max(0.0, written(8) - written(1) - read(8) + read(1)) / 7
-    return Measured(read, read_key, written, write_key, row, resident)
+    return Measured(read, read_key, written, looking, max(1, depth), row, resident)
 
 
 def n_measures(config: EngineConfig, chat: Chat) -> int:
     """At most."""
-    return len(READS) + len(WRITES) + 3
+    return len(READS) + len(WRITES) + 4
 
 
-def play(cost: Callable[[Work], float], config: EngineConfig, chat: Chat, chats: int, prior: StepCost) -> Times:
+def play(cost: Cost, config: EngineConfig, chat: Chat, chats: int, prior: StepCost) -> Times:
     """What comes of so many chats at once."""
     now = [0.0]
     pace = Pace(lambda: prior)
@@ -195,7 +216,8 @@ def play(cost: Callable[[Work], float], config: EngineConfig, chat: Chat, chats:
         scheduler.add(request)
     while scheduler.running or scheduler.waiting:
         work = scheduler.schedule()
-        seconds = cost(total(work))
+        writers = [item for item in work if item.end - item.start == 1]
+        seconds = cost(total(writers), total([item for item in work if item.end - item.start > 1]))
         now[0] += seconds
         pace.observe(total(work), seconds)
         for item in work:
@@ -230,9 +252,7 @@ class Capacity:
         return next(name for name, n in vars(self).items() if n == self.chats)
 
 
-def capacity(
-    cost: Callable[[Work], float], config: EngineConfig, chat: Chat, ttft: float, tpot: float, prior: StepCost
-) -> Capacity:
+def capacity(cost: Cost, config: EngineConfig, chat: Chat, ttft: float, tpot: float, prior: StepCost) -> Capacity:
     """ttft, tpot: seconds, of the slowest chat."""
     each = -(-chat.tokens // config.page_size)
     roomy = replace(

@@ -16,20 +16,24 @@ CONFIG = EngineConfig(n_pages=1000, max_model_len=1000, page_size=16, max_tokens
 CHAT = Chat(prompt=100, output=11)
 
 
+def cost(writing: Work, reading: Work) -> float:
+    return COST.seconds(writing + reading)
+
+
 def test_a_chat_alone() -> None:
-    times = play(COST.seconds, CONFIG, CHAT, 1, COST)
+    times = play(cost, CONFIG, CHAT, 1, COST)
     assert times.ttft == pytest.approx(0.01 + 100 * 0.001)
     assert times.tpot == pytest.approx(0.01 + 0.001)
 
 
 def test_a_long_prompt_is_read_in_steps() -> None:
-    times = play(COST.seconds, replace(CONFIG, max_model_len=2000), Chat(1100, 1), 1, COST)
+    times = play(cost, replace(CONFIG, max_model_len=2000), Chat(1100, 1), 1, COST)
     assert times.ttft == pytest.approx(3 * 0.01 + 1100 * 0.001)
     assert times.tpot == 0.0
 
 
 def test_more_chats_wait_longer_and_write_slower() -> None:
-    times = [play(COST.seconds, CONFIG, CHAT, n, COST) for n in (1, 4, 16, 32)]
+    times = [play(cost, CONFIG, CHAT, n, COST) for n in (1, 4, 16, 32)]
     assert [t.ttft for t in times] == sorted(t.ttft for t in times)
     assert [t.tpot for t in times] == sorted(t.tpot for t in times)
     assert times[-1].ttft >= 32 * 100 * 0.001
@@ -46,13 +50,13 @@ def test_more_chats_wait_longer_and_write_slower() -> None:
 )
 def test_what_limits_them(limited_by: str, options: dict[str, int], ttft: float, tpot: float) -> None:
     config = replace(CONFIG, **options)  # type: ignore[arg-type]
-    found = capacity(COST.seconds, config, CHAT, ttft, tpot, COST)
+    found = capacity(cost, config, CHAT, ttft, tpot, COST)
     assert found.limited_by == limited_by
     n = found.chats
     assert n == getattr(found, limited_by)
     assert 1 < n < 32
     if limited_by in ("reading", "writing"):
-        fits, too_many = (play(COST.seconds, CONFIG, CHAT, k, COST) for k in (n, n + 1))
+        fits, too_many = (play(cost, CONFIG, CHAT, k, COST) for k in (n, n + 1))
         assert fits.ttft <= ttft
         assert fits.tpot <= tpot
         assert too_many.ttft > ttft or too_many.tpot > tpot
@@ -61,7 +65,7 @@ def test_what_limits_them(limited_by: str, options: dict[str, int], ttft: float,
 
 
 def test_none_fits() -> None:
-    found = capacity(COST.seconds, CONFIG, CHAT, 0.05, 9.0, COST)
+    found = capacity(cost, CONFIG, CHAT, 0.05, 9.0, COST)
     assert (found.chats, found.limited_by) == (0, "reading")
     assert Capacity(3, 4, 3, 9).limited_by == "memory"
 
@@ -75,19 +79,21 @@ def test_curves_are_straight_between_what_was_measured_and_beyond() -> None:
 def test_steps_that_write_and_steps_that_read() -> None:
     measured = Measured(
         read=Curve([1, 64], [0.01, 0.073]),
-        read_key=1e-5,
+        read_key=1e-6,
         write=Curve([1, 4], [0.011, 0.014]),
-        write_key=1e-6,
+        looking=Curve([1, 4], [0.002, 0.005]),
+        depth=500,
         row=5e-4,
         resident_bytes=0,
     )
-    assert measured.seconds(Work(2, 2, 1000)) == pytest.approx(0.012 + 1e-3)
+    nothing = Work()
+    assert measured.seconds(Work(2, 2, 1002), nothing) == pytest.approx(0.012 + 0.003)
+    assert measured.seconds(Work(1, 1, 251), nothing) == pytest.approx(0.011 + 0.001)
     first, later = Work.piece(0, 64), Work.piece(100, 164)
-    assert measured.seconds(first) == pytest.approx(0.073)
-    assert measured.seconds(later) == pytest.approx(0.073 + 64 * 100 * 1e-5)
-    more = first + Work.piece(0, 1, 1) + Work.piece(0, 1, 1) + Work.piece(0, 1, 1)
-    assert measured.seconds(more) == pytest.approx(0.076 + 2 * 5e-4, rel=0.01)
-    assert measured.seconds(Work(1, 1, 0), 0.5) == pytest.approx(0.011 - 0.5 * 0.010)
+    assert measured.seconds(nothing, first) == pytest.approx(0.073)
+    assert measured.seconds(nothing, later) == pytest.approx(0.073 + 64 * 100 * 1e-6)
+    assert measured.seconds(Work(4, 4, 2004), first) == pytest.approx(0.077 + 3 * 5e-4 + 0.005)
+    assert measured.seconds(Work(1, 1, 1), nothing, 0.5) == pytest.approx(0.011 - 0.5 * 0.010)
 
 
 def test_measuring_a_model(tmp_path: Path) -> None:
