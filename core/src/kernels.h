@@ -5,6 +5,7 @@
 #define PE_KERNELS_H
 
 #include "formats.h"
+#include "row.h"
 
 enum {
     PE_ACT_BLOCK = 32,  // activations per scale
@@ -178,8 +179,9 @@ typedef struct pe_kernels {
     // Passes over a row of n logits; see row.h. The same bits on every set.
     // Largest logit, in *max and of each block in block_max [pe_row_blocks(n)]; false where one is NaN or +Inf.
     bool (*row_max)(const float *x, int32_t n, float *block_max, float *max);
-    double (*row_sum)(const float *x, int32_t n, float max, float sharpness);                   // of weights
-    void (*row_bin_sums)(const float *x, int32_t n, float max, float sharpness, double *sums);  // [PE_ROW_BINS]
+    // Sum of the weights down to the `lowest` token, and by blocks: block_sums [pe_row_blocks(n)].
+    double (*row_sums)(const float *x, int32_t n, float max, float sharpness, pe_row_token lowest, double *block_sums);
+    void (*row_bin_sums)(const float *x, int32_t n, float max, double *sums);  // [PE_ROW_BINS] at sharpness 1
 
     // What probe.c times. Each returns a number that depends on all of its work.
     // Reads n bytes, a multiple of streams * PE_PROBE_BYTES, as 1, 2, 4 or 8 streams side by side.

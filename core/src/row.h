@@ -3,6 +3,9 @@
 #ifndef PE_ROW_H
 #define PE_ROW_H
 
+#include <math.h>
+#include <stdbool.h>
+
 #include "f16.h"
 
 enum {
@@ -37,6 +40,17 @@ static inline float pe_exp_neg(float x) {
 
 // The weight of a logit at 1 / temperature.
 static inline float pe_row_weight(float x, float max, float sharpness) { return pe_exp_neg((x - max) * sharpness); }
+
+// A logit and its token. Tokens are ordered by logit descending, token ascending.
+typedef struct pe_row_token {
+    float logit;
+    int32_t token;
+} pe_row_token;
+#define PE_ROW_ALL ((pe_row_token){-INFINITY, INT32_MAX})  // comes after all tokens
+
+static inline bool pe_row_down_to(float x, int32_t token, pe_row_token lowest) {
+    return (x > lowest.logit) | ((x == lowest.logit) & (token <= lowest.token));
+}
 
 // Bins never fall as logits fall: subtraction rounds monotonically.
 static inline int32_t pe_row_bin(float x, float max) {

@@ -2,13 +2,14 @@
 // numbers, the penalties' history and the log-probabilities; knows nothing of sequences, text or stop rules.
 //
 // The rules, in llama.cpp's order: the caller's mask, logit bias, penalties, top-k, top-p, min-p, temperature, draw.
-// Top-p and min-p look at the distribution at temperature 1. Every filter keeps a prefix of the order (logit descending, token ascending),
-// so the kept set is always "the first m", and equal logits are never a matter of luck.
+// Top-p and min-p look at the distribution at temperature 1. Every filter keeps a prefix of the order (logit descending,
+// token ascending), so the kept set is always "the first m", and equal logits are never a matter of luck. A draw walks
+// the kept tokens in the vocabulary's order.
 //
 // Nothing here sorts the vocabulary. The few most likely tokens mostly decide: the maxima of blocks of logits tell which
 // blocks may have them. Where they do not, logits are binned by their distance to the largest; a rule first finds the
-// bin in which it cuts, and only the tokens of the bins that matter are gathered and sorted. The bits of a draw depend on
-// IEEE arithmetic alone (own exp, fixed order of every sum), not on the C library or the instruction set.
+// bin in which it cuts, and only that bin's tokens are gathered and sorted. The bits of a draw depend on IEEE arithmetic
+// alone (own exp, fixed order of every sum), not on the C library or the instruction set.
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -34,7 +35,7 @@ static const float GREEDY_BELOW = 1e-5f;
 
 typedef struct candidate {
     union {
-        uint32_t order;  // while sorting: rises as the logit falls
+        uint32_t order;  // while sorting
         float weight;    // once sorted: exp((logit - max) / temperature)
     };
     int32_t token;
@@ -63,6 +64,7 @@ struct pe_sampler {
     float *bias_values;    // [n_bias]
     float *adjusted;       // [n_vocab] logits after mask, bias and penalties; NULL when there are none
     float *block_max;      // [2, pe_row_blocks(n_vocab)] of the logits, and of the adjusted ones
+    double *block_sums;    // [pe_row_blocks(n_vocab)] of weights
     tally *tallies;        // [n_vocab]; NULL without penalties
     int32_t *distinct;     // [n_vocab] tokens with a tally, in order of first sight
     int32_t n_distinct;
@@ -120,7 +122,7 @@ static inline void add_candidate(pe_sampler *s, float logit, int32_t token) {
     const uint32_t u = pe_f32_bits(logit + 0.0f);  // -0 and +0 are equal
     const uint32_t rising = u >> 31 ? ~u : u | 0x80000000u;
     candidate *c = &s->candidates[s->n_candidates++];
-    c->order = ~rising;
+    c->order = ~rising;  // rises as the logit falls
     c->token = token;
 }
 
@@ -151,7 +153,7 @@ static bool gather(pe_sampler *s, const row *r, int32_t first, int32_t last) {
     return true;
 }
 
-// By logit descending, token ascending: both sorts are stable and `gather` lists tokens in order.
+// By `order`; as it comes from `gather`, that is by logit descending, token ascending: both sorts are stable.
 static void sort_candidates(pe_sampler *s) {
     const int32_t n = s->n_candidates;
     if (n <= 64) {
@@ -208,20 +210,6 @@ static double weigh_candidates(pe_sampler *s, const row *r, float sharpness) {
     return sum;
 }
 
-// The first candidate at which the running sum, begun at `sum`, passes `target`; *passed is false where none does. Then
-// it is the last candidate that has any weight: rounding may leave the sum just short of the total.
-static int32_t walk(const pe_sampler *s, double sum, double target, bool *passed) {
-    int32_t chosen = s->candidates[0].token;
-    *passed = false;
-    for (int32_t i = 0; i < s->n_candidates && !*passed; i++) {
-        if (s->candidates[i].weight <= 0) continue;
-        chosen = s->candidates[i].token;
-        sum += (double)s->candidates[i].weight;
-        *passed = sum > target;
-    }
-    return chosen;
-}
-
 // ---- the rules -------------------------------------------------------------------------------------------------------
 
 static int32_t first_equal(const row *r, float value) {
@@ -248,38 +236,51 @@ static bool cut_candidates(pe_sampler *s, double before, double wanted) {
     return cut;
 }
 
-// The bin in which a running sum over bins from `first` to `last` passes `target` (the last one of any weight, where
-// rounding leaves it short), and the sum before it.
-static int32_t walk_bins(const double *sums, int32_t last, double target, double *before) {
-    double sum = 0;
-    int32_t bin = 0;
-    *before = 0;
-    for (int32_t b = 0; b <= last && !(sum > target); b++) {
-        if (sums[b] <= 0) continue;
-        bin = b;
-        *before = sum;
-        sum += sums[b];
-    }
-    return bin;
-}
-
-// Draws from one bin, before which `before` of the weight stands.
-static bool draw_in_bin(pe_sampler *s, const row *r, int32_t bin, double before, double target, int32_t *token) {
-    bool passed;
-    if (!gather(s, r, bin, bin)) return false;
+// Draws one of the candidates. Where rounding leaves the running sum just short of the total, it is the last one that has
+// any weight.
+static int32_t draw_candidate(pe_sampler *s, const row *r, double u) {
+    for (int32_t i = 0; i < s->n_candidates; i++) s->candidates[i].order = (uint32_t)s->candidates[i].token;
     sort_candidates(s);
-    weigh_candidates(s, r, 1 / s->p.temperature);
-    *token = walk(s, before, target, &passed);
-    return true;
+    const double target = u * weigh_candidates(s, r, 1 / s->p.temperature);
+    int32_t chosen = s->candidates[0].token;
+    double sum = 0;
+    for (int32_t i = 0; i < s->n_candidates && !(sum > target); i++) {
+        if (s->candidates[i].weight <= 0) continue;
+        chosen = s->candidates[i].token;
+        sum += (double)s->candidates[i].weight;
+    }
+    return chosen;
 }
 
-// Draws by top-p and min-p where they leave more than the head: the bins say in which of them the rules cut and the draw
-// falls, and only those are sorted. total: of all weight at temperature 1.
-static bool draw_binned(pe_sampler *s, const row *r, double total, double u, int32_t *token) {
+// Draws one of the tokens from the most likely one down to `lowest`: by blocks, then within one.
+static int32_t draw_down_to(pe_sampler *s, const row *r, pe_row_token lowest, double u) {
     const float sharpness = 1 / s->p.temperature;
+    const double target = u * s->kernels->row_sums(r->x, s->n_vocab, r->max, sharpness, lowest, s->block_sums);
+    double sum = 0, before = 0;
+    int32_t block = 0;
+    for (int32_t b = 0; b < pe_row_blocks(s->n_vocab) && !(sum > target); b++) {
+        if (s->block_sums[b] <= 0) continue;
+        block = b;
+        before = sum;
+        sum += s->block_sums[b];
+    }
+    int32_t chosen = 0;
+    sum = before;
+    for (int32_t i = block * PE_ROW_BLOCK; i < s->n_vocab && i < (block + 1) * PE_ROW_BLOCK && !(sum > target); i++) {
+        const float w = pe_row_down_to(r->x[i], i, lowest) ? pe_row_weight(r->x[i], r->max, sharpness) : 0;
+        if (w <= 0) continue;
+        chosen = i;
+        sum += (double)w;
+    }
+    return chosen;
+}
+
+// Draws by top-p and min-p where they leave more than the head: the bins say in which of them the rules cut, and only
+// those are sorted.
+static bool draw_binned(pe_sampler *s, const row *r, double total, double u, int32_t *token) {
     const double wanted = s->p.top_p < 1 ? (double)s->p.top_p * total : INFINITY;
-    double sums[BINS], before = 0, whole = 0;
-    s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, 1, sums);
+    double sums[BINS], before = 0;
+    s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, sums);
     int32_t first = 0, last = BINS - 1;  // bins in which the rules cut; those before are kept wholly
     if (s->p.min_p > 0) {                // two bins around the bound, so that rounding of the logarithm cannot matter
         const double bound = -log((double)s->p.min_p) * PE_BINS_PER_NAT;
@@ -290,22 +291,16 @@ static bool draw_binned(pe_sampler *s, const row *r, double total, double u, int
     for (; bin < last && before + sums[bin] < wanted; bin++) before += sums[bin];
     if (bin < last || s->p.min_p <= 0) last = bin;  // where top-p cuts
     if (first > last || s->p.min_p <= 0) first = last;
+    while (first > 0 && sums[--first] <= 0) {
+    }  // and one that is kept: the least likely token that stays is in them
     before = 0;
     for (int32_t b = 0; b < first; b++) before += sums[b];
     if (!gather(s, r, first, last)) return false;
     sort_candidates(s);
     weigh_candidates(s, r, 1);
     cut_candidates(s, before, wanted);
-    const double tail = weigh_candidates(s, r, sharpness);
-    if (sharpness != 1) s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, sharpness, sums);
-    for (int32_t b = 0; b < first; b++) whole += sums[b];
-    const double target = u * (whole + tail);
-    if (target < whole || s->n_candidates == 0) {
-        bin = walk_bins(sums, first - 1, target, &before);
-        return draw_in_bin(s, r, bin, before, target, token);
-    }
-    bool passed;
-    *token = walk(s, whole, target, &passed);
+    const int32_t lowest = s->candidates[s->n_candidates - 1].token;
+    *token = draw_down_to(s, r, (pe_row_token){r->x[lowest], lowest}, u);
     return true;
 }
 
@@ -314,32 +309,15 @@ static bool draw_filtered(pe_sampler *s, const row *r, double u, int32_t *token)
     const pe_sampling *p = &s->p;
     const bool top_k = p->top_k > 0 && p->top_k < s->n_vocab;
     double total = 0;
-    if (!top_k && p->top_p < 1) total = s->kernels->row_sum(r->x, s->n_vocab, r->max, 1);
+    if (!top_k && p->top_p < 1) total = s->kernels->row_sums(r->x, s->n_vocab, r->max, 1, PE_ROW_ALL, s->block_sums);
     if (!select_top(s, r, top_k ? p->top_k : HEAD)) return false;
     const bool all = top_k || s->n_candidates < HEAD;
     const double sum = weigh_candidates(s, r, 1);
     if (top_k) total = sum;
     const bool cut = cut_candidates(s, 0, p->top_p < 1 ? (double)p->top_p * total : INFINITY);
     if (!cut && !all) return draw_binned(s, r, total, u, token);
-    bool passed;
-    const double kept = weigh_candidates(s, r, 1 / p->temperature);
-    *token = walk(s, 0, u * kept, &passed);
+    *token = draw_candidate(s, r, u);
     return true;
-}
-
-// Draws from the whole distribution.
-static bool draw_any(pe_sampler *s, const row *r, double u, int32_t *token) {
-    const float sharpness = 1 / s->p.temperature;
-    const double target = u * s->kernels->row_sum(r->x, s->n_vocab, r->max, sharpness);
-    bool passed;
-    if (!select_top(s, r, HEAD)) return false;
-    weigh_candidates(s, r, sharpness);
-    *token = walk(s, 0, target, &passed);
-    if (passed || s->n_candidates < HEAD) return true;
-    double sums[BINS], before;
-    s->kernels->row_bin_sums(r->x, s->n_vocab, r->max, sharpness, sums);
-    const int32_t bin = walk_bins(sums, BINS - 1, target, &before);
-    return draw_in_bin(s, r, bin, before, target, token);
 }
 
 static float clamped(double v) {  // keeps -Inf (masked), keeps the rest finite
@@ -377,7 +355,7 @@ static void adjust(pe_sampler *s, const float *logits, const uint32_t *mask) {
 
 // Log-probabilities of the chosen and the most likely tokens in the model's own distribution.
 static bool report(pe_sampler *s, const row *r, pe_sampled *out) {
-    const double log_sum = log(s->kernels->row_sum(r->x, s->n_vocab, r->max, 1));
+    const double log_sum = log(s->kernels->row_sums(r->x, s->n_vocab, r->max, 1, PE_ROW_ALL, s->block_sums));
     out->logprob = (float)((double)r->x[out->token] - (double)r->max - log_sum);
     if (s->p.n_logprobs == 0) return true;
     if (!select_top(s, r, s->p.n_logprobs)) return false;
@@ -421,7 +399,8 @@ pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position
     } else {
         const bool filters = (p->top_k > 0 && p->top_k < s->n_vocab) || p->top_p < 1 || p->min_p > 0;
         const double u = uniform(p->seed, position);
-        done = filters ? draw_filtered(s, &r, u, &out->token) : draw_any(s, &r, u, &out->token);
+        if (filters) done = draw_filtered(s, &r, u, &out->token);
+        else out->token = draw_down_to(s, &r, PE_ROW_ALL, u);
     }
     out->logprob = NAN;
     out->n_top = 0;
@@ -509,6 +488,7 @@ pe_status pe_sampler_create(const pe_sampling *p, int32_t n_vocab, const int32_t
     const size_t n = (size_t)n_vocab, b = (size_t)n_bias;
     bool ok = reserve(s, FIRST_CANDIDATES);
     ok &= (s->block_max = malloc(2 * (size_t)pe_row_blocks(n_vocab) * sizeof *s->block_max)) != NULL;
+    ok &= (s->block_sums = malloc((size_t)pe_row_blocks(n_vocab) * sizeof *s->block_sums)) != NULL;
     if (n_bias > 0) {
         ok &= (s->bias_tokens = malloc(b * sizeof *s->bias_tokens)) != NULL;
         ok &= (s->bias_values = malloc(b * sizeof *s->bias_values)) != NULL;
@@ -540,6 +520,7 @@ void pe_sampler_release(pe_sampler *s) {
     free(s->bias_values);
     free(s->adjusted);
     free(s->block_max);
+    free(s->block_sums);
     free(s->tallies);
     free(s->distinct);
     free(s->window);

@@ -114,8 +114,8 @@ def acceptable(logits: Row, s: Settings, history: History, position: int) -> set
     tokens: set[int] = set()
     u = uniform(s.seed, position)
     for slack in (-2e-6, 0, 2e-6):
-        order = kept(x, s, slack)
-        w = np.exp((x[order] - x[order[0]]) / f32(s.temperature))
+        order = np.sort(kept(x, s, slack))  # a draw walks the vocabulary
+        w = np.exp((x[order] - x[order].max()) / f32(s.temperature))
         sums = np.cumsum(w)
         for v in (u - 2e-6, u, u + 2e-6):
             tokens.add(int(order[min(int(np.searchsorted(sums, v * sums[-1], side="right")), len(order) - 1)]))

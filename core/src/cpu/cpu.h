@@ -38,8 +38,8 @@ void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, 
                              pe_partial *partials, void *scratch);
 void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
 bool PE_FN(row_max)(const float *x, int32_t n, float *block_max, float *max);
-double PE_FN(row_sum)(const float *x, int32_t n, float max, float sharpness);
-void PE_FN(row_bin_sums)(const float *x, int32_t n, float max, float sharpness, double *sums);
+double PE_FN(row_sums)(const float *x, int32_t n, float max, float sharpness, pe_row_token lowest, double *block_sums);
+void PE_FN(row_bin_sums)(const float *x, int32_t n, float max, double *sums);
 int32_t PE_FN(probe_read)(const uint8_t *p, size_t n, int32_t streams);
 int32_t PE_FN(probe_int8)(int64_t rounds);
 float PE_FN(probe_f32)(int64_t rounds);
