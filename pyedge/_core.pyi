@@ -84,6 +84,12 @@ def quantize(
     importance: npt.NDArray[np.float32] | None = None,  # [columns]
     threads: int = 0,
 ) -> npt.NDArray[np.uint8]: ...  # [rows, bytes of a row]
+def dequantize(
+    rows: npt.NDArray[np.uint8],  # [rows, bytes of a row]
+    type: str,
+    *,
+    threads: int = 0,
+) -> npt.NDArray[np.float32]: ...  # [rows, columns]
 def sentencepiece_model(
     pieces: Sequence[str],
     scores: Sequence[float],
@@ -141,6 +147,9 @@ class Model:
         precision: str = "fast",
         threads: int = 0,
     ) -> None: ...
+    def replace(
+        self, op: int, slot: int, type: str, rows: npt.NDArray[np.uint8], *, threads: int = 0
+    ) -> None: ...  # a matrix's values: the blocks of its whole tensor; no step may run
     @property
     def n_vocab(self) -> int: ...
     @property

@@ -112,7 +112,7 @@ class LLM:
         default_kv_type = "f32" if precision == "f32" else "f16"
         kv_type = _one_of("kv_type", default_kv_type if kv_type is None else kv_type, _core.KV_TYPES)
         n_threads = 0 if threads is None else _integer("threads", threads, 1, _core.MAX_THREADS)
-        kv_bytes = None if kv_memory is None else _bytes("kv_memory", kv_memory)
+        kv_bytes = None if kv_memory is None else bytes_of("kv_memory", kv_memory)
         max_model_len = None if max_model_len is None else _integer("max_model_len", max_model_len, 2)
         if not isinstance(prefix_cache, bool):
             raise ValueError(f"prefix_cache must be True or False, not {shown(prefix_cache)}")
@@ -512,7 +512,8 @@ def _integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     return number
 
 
-def _bytes(name: str, value: Any) -> int:
+def bytes_of(name: str, value: Any) -> int:
+    """A number of bytes, or a text such as '512MB'. ValueError that begins with the name."""
     if not isinstance(value, str):
         return _integer(name, value, 1, MAX_BYTES)
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?i?B?)\s*", value, re.IGNORECASE)

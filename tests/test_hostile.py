@@ -38,7 +38,6 @@ RUNS = ("run", "chat", "bench")  # the model
 TRIED = [name for name in COMMANDS if name not in NO_FILE]
 # Not tried with every command: they take a template's deadline, or seconds to be written and read.
 SLOW = {"template: an endless loop", "template: a flood at compile time", "a template of 100 MB", "a text of 100 MB"}
-SLOW_FOR = {"quantize": {"100,000 tensors"}}  # each is read, checked and written
 DEADLINE = 5.0  # seconds of processor time
 
 
@@ -108,7 +107,6 @@ def complaint(command: str, name: str, path: Path, outcome: Outcome) -> str | No
 @pytest.mark.parametrize("command", TRIED)
 def test_commands_take_or_refuse_every_file(folder: Path, tmp_path: Path, command: str) -> None:
     tried = {name: path for name, path in paths(folder).items() if name not in SLOW or command in ("run", "inspect")}
-    tried = {name: path for name, path in tried.items() if name not in SLOW_FOR.get(command, ())}
     if command == "serve":  # it would go on with the others
         tried = {name: path for name, path in tried.items() if FILES[name].refused and FILES[name].by == "all"}
     commands = [line(command, path, tmp_path) for path in tried.values()]

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -104,7 +105,7 @@ class Tensor:
     type: str  # "Q4_0"
     shape: tuple[int, ...]  # the file's order: columns first
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         return math.prod(self.shape[1:]) * row_bytes(self.type, self.shape[0])
 
@@ -131,7 +132,7 @@ class GgufWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], metadata: Metadata, tensors: Sequence[Tensor]) -> None:
-        self._alignment = _alignment(metadata)
+        self._alignment = alignment_of(metadata)
         head, offset = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))], 0
         head += [_string(key) + value for key, value in metadata.items()]
         if len({t.name for t in tensors}) != len(tensors):
@@ -178,6 +179,7 @@ class GgufWriter:
         return -n % self._alignment
 
 
-def _alignment(metadata: Metadata) -> int:
+def alignment_of(metadata: Metadata) -> int:
+    """Bytes, of tensors."""
     value = metadata.get("general.alignment")
     return ALIGNMENT if value is None else int(struct.unpack("<II", value)[1])

@@ -1,6 +1,7 @@
 """Which format each tensor of a model gets: formats and named mixes, as llama.cpp has them.
 
-Owns the names of TYPE, the choice per tensor and what to take where a row does not fit. Does not own how a tensor is
+Owns the names of TYPE, the choice per tensor, what to take where a row does not fit, and between which formats a choice
+by size is made (pyedge/evaluation/target.py). Does not own how a tensor is
 quantized, nor any file. A mix gives more bits to the tensors whose errors cost most: values and down projections of
 the first and last layers, the output. The choices are llama.cpp's, so that a name promises the same file everywhere;
 tests/tools/mixes.json holds what its program chose.
@@ -9,7 +10,7 @@ tests/tools/mixes.json holds what its program chose.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyedge import _core
@@ -43,6 +44,8 @@ MIXES: dict[str, tuple[str, int]] = {
     "Q3_K_S": ("Q3_K", 11),
     "Q2_K": ("Q2_K", 10),
 }
+# Between these a choice by size is made. Not MXFP4: at nearly the size of IQ4_XS it is for weights trained in it.
+BY_SIZE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_0", "IQ4_NL", "Q4_K", "Q4_1", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0")
 ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 
 # What is taken for rows that are no multiple of 256: blocks of 32 with no fewer bits.
@@ -166,6 +169,39 @@ def choose(tensors: Iterable[_core.TensorInfo], traits: Traits, wishes: Wishes) 
     if unused:
         raise ValueError(f"tensor_type '{min(unused)}': found in no name of a tensor that is quantized")
     return [chosen[t.name] for t in tensors]
+
+
+def candidates(tensors: Iterable[_core.TensorInfo], wishes: Wishes) -> dict[str, list[str]]:
+    """Of each matrix that the wishes leave open: the formats it may get, smaller than its own, and its own (F16 for
+    F32), the smallest first."""
+    found: dict[str, list[str]] = {}
+    for t in tensors:
+        if is_quantized_by_rule(t.name, t.shape) and not _named(t.name, wishes):
+            largest = "F16" if t.type == "F32" else t.type
+            fitting = [name for name in BY_SIZE if t.shape[0] % _FORMATS[name].block_values == 0]
+            smaller = [name for name in fitting if bits(name) < bits(largest)]
+            found[t.name] = [*sorted(smaller, key=bits), largest]
+    return found
+
+
+def bits(name: str) -> float:
+    """Of a value in a format."""
+    return 8 * _FORMATS[name].block_bytes / _FORMATS[name].block_values
+
+
+def mostly(types: Mapping[str, int]) -> int:
+    """The number of `general.file_type` for a file that no mix made, from the bytes of each format: the mix that is
+    mostly of the format with the most."""
+    most = max(types, key=lambda name: types[name])
+    return next((number for kind, number in MIXES.values() if kind == most), MIXES["F32"][1])
+
+
+def _named(name: str, wishes: Wishes) -> bool:
+    """Whether a person said what this tensor gets."""
+    role = _role(name)
+    if (role == _EMBEDDING and wishes.embedding_type) or (role == _OUTPUT and wishes.output_type):
+        return True
+    return any(pattern.search(name) for pattern, _ in wishes.tensor_types)
 
 
 def _fitting(wanted: str, tensor: _core.TensorInfo) -> str:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 _LARGE = 1 << 20  # bytes of a piece that the disk is told of
+_SMALL = 1 << 16  # bytes of a piece that waits for others, to be written with them
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)  # what systems say that lack such files
 
 
@@ -35,6 +36,7 @@ class OutputFile:
         self._part: str | None = None  # the name until the file is finished, if it has one
         self._fd = -1
         self._written = 0  # bytes
+        self._waiting = bytearray()  # to be written
 
     def __enter__(self) -> OutputFile:
         try:
@@ -55,6 +57,15 @@ class OutputFile:
         if view.nbytes == 0:  # which cannot be cast
             return
         view = view.cast("B")
+        if len(self._waiting) + view.nbytes <= _SMALL:  # a model may have many small tensors, and padding behind each
+            self._waiting += view
+            return
+        if self._waiting:
+            waiting, self._waiting = self._waiting, bytearray()
+            self._write(memoryview(waiting))
+        self._write(view)
+
+    def _write(self, view: memoryview) -> None:
         first, n = self._written, view.nbytes
         try:
             while len(view):
@@ -95,6 +106,7 @@ class OutputFile:
         return os.path.join(self._folder, f".{self._name[:200]}.{secrets.token_hex(4)}.part")
 
     def _finish(self) -> None:
+        self._write(memoryview(self._waiting))
         os.fsync(self._fd)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 
 QUANTIZATION_VERSION = 2  # of the block formats, as `general.quantization_version` counts
 _VALUES_AT_ONCE = 1 << 22
+_APART = 1 << 16  # bytes that are worth another thread to be written by
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")  # the output is one file
 
 
@@ -39,19 +40,29 @@ class Plan:
     metadata: dict[str, bytes]
     imatrix: Imatrix | None
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
         return [Tensor(c.name, c.type, c.shape) for c in self.choices]
+
+    @property
+    def file_bytes(self) -> int:
+        return GgufWriter("", self.metadata, self.tensors).file_size
 
 
 def plan(gguf: _core.Gguf, wishes: Wishes, imatrix: Imatrix | None = None, *, requantize: bool = False) -> Plan:
     """Chooses for each tensor, and reads none. ValueError and ModelError for what cannot be done."""
-    runs = {info.name for info in _core.formats() if info.runs}
     choices = choose(gguf.tensors, Traits.of(gguf, imatrix is not None), wishes)
+    return planned(gguf, choices, MIXES[wishes.mix][1], imatrix, requantize=requantize)
+
+
+def planned(
+    gguf: _core.Gguf, choices: list[Choice], file_type: int, imatrix: Imatrix | None, *, requantize: bool = False
+) -> Plan:
+    """What was chosen, checked as `plan` does. file_type: `general.file_type` of the new file."""
     for c in choices:
         if c.type == c.source:
             continue
-        if c.source not in runs:
+        if c.source not in _runs():
             raise ModelError(
                 f"{gguf.path}: tensor '{c.name}' is {c.source}, which this version cannot unpack; take another file of"
                 " the model"
@@ -63,10 +74,11 @@ def plan(gguf: _core.Gguf, wishes: Wishes, imatrix: Imatrix | None = None, *, re
             )
     metadata = {key: value for key, value in copied(gguf).items() if key not in _SPLIT_KEYS}
     metadata["general.quantization_version"] = packed(QUANTIZATION_VERSION)
-    metadata["general.file_type"] = packed(MIXES[wishes.mix][1])
+    metadata["general.file_type"] = packed(file_type)
     if imatrix is not None:
         _check_imatrix(choices, imatrix)
-        metadata["quantize.imatrix.file"] = packed(os.path.basename(imatrix.path))
+        if imatrix.path:  # else it was made just now
+            metadata["quantize.imatrix.file"] = packed(os.path.basename(imatrix.path))
         if imatrix.texts:
             metadata["quantize.imatrix.dataset"] = packed(imatrix.texts[0])
         metadata["quantize.imatrix.entries_count"] = packed(len(imatrix.sums))
@@ -79,7 +91,7 @@ def _check_imatrix(choices: Sequence[Choice], imatrix: Imatrix) -> None:
     of_use = 0
     for c in choices:
         given = imatrix.sums.get(c.name)
-        if given is None or c.type in FLOATS:
+        if given is None:
             continue
         matrices = math.prod(c.shape[2:])
         if given.size not in (c.shape[0], c.shape[0] * matrices):
@@ -115,7 +127,11 @@ def quantize(
                 for data, n in _pieces(gguf, choice, plan.imatrix, threads):
                     if written is not None:
                         written.result()
-                    written = pool.submit(writer.write, choice.name, data)
+                        written = None
+                    if memoryview(data).nbytes >= _APART:
+                        written = pool.submit(writer.write, choice.name, data)
+                    else:
+                        writer.write(choice.name, data)
                     done += sizes[choice.name] * n // rows
                     if progress is not None:
                         progress(done, total)
@@ -190,7 +206,9 @@ def notes(plan: Plan) -> list[str]:
         seen = plan.imatrix.sums
         without = [c.name for c in plan.choices if c.type not in FLOATS and c.type != c.source and c.name not in seen]
         if without:
-            lines.append(f"{_several(without)}: not in {plan.imatrix.path}; all columns count alike")
+            lines.append(
+                f"{_several(without)}: not in {plan.imatrix.path or 'what was collected'}; all columns count alike"
+            )
     return lines
 
 

@@ -57,6 +57,9 @@ class Mask {
     std::optional<pybind11::buffer_info> view_;
 };
 
+// ValueError for a name that no format has.
+pe_format_info format_or_raise(const std::string &name);
+
 // One request's sampling rules and history.
 class Sampler {
   public:

@@ -96,6 +96,19 @@ class Model {
     }
     pe_model *handle() const { return handle_.get(); }
 
+    void replace(std::int32_t op, std::int32_t slot, const std::string &type,
+                 const py::array_t<std::uint8_t, py::array::c_style> &rows, std::int32_t threads) {
+        const pe_format_info f = format_or_raise(type);
+        pe_error err{};
+        pe_status status;
+        {
+            const py::gil_scoped_release released;
+            status = pe_model_replace(handle(), op, slot, f.type, rows.data(), static_cast<std::uint64_t>(rows.size()),
+                                      threads, &err);
+        }
+        check(status, err);
+    }
+
   private:
     struct Release {
         void operator()(pe_model *m) const { pe_model_release(m); }
@@ -313,6 +326,11 @@ void bind_engine(py::module_ &m) {
     py::class_<Model>(m, "Model", "A validated plan with its weights packed for this machine. Independent of the file.")
         .def(py::init<const Gguf &, const std::vector<OpTuple> &, const std::string &, std::int32_t>(), py::arg("gguf"),
              py::arg("ops"), py::arg("precision") = "fast", py::arg("threads") = 0)
+        .def(
+            "replace", &Model::replace, py::arg("op"), py::arg("slot"), py::arg("type"), py::arg("rows"), py::kw_only(),
+            py::arg("threads") = 0,
+            "Gives the matrix that is weight `slot` of the plan's op other values, a whole tensor's blocks in a format "
+            "that is packed as its own is. No step may run meanwhile.")
         .def_property_readonly("n_vocab", [](const Model &self) { return pe_model_n_vocab(self.handle()); })
         .def_property_readonly("n_outputs", [](const Model &self) { return pe_model_n_outputs(self.handle()); })
         .def_property_readonly("n_layers", [](const Model &self) { return pe_model_n_layers(self.handle()); })

@@ -301,8 +301,9 @@ static py::array_t<float> dequantize(const Gguf &g, std::string_view name, std::
 // ---- quantizing -----------------------------------------------------------------------------------------------------
 
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
 
-static pe_format_info format_or_raise(const std::string &name) {
+pe_format_info format_or_raise(const std::string &name) {
     for (std::int32_t i = 0; i < pe_format_count(); i++) {
         pe_format_info f;
         pe_format(i, &f);
@@ -332,6 +333,23 @@ static py::array_t<std::uint8_t> quantize(const Floats &values, const std::strin
         py::gil_scoped_release release;
         status = pe_quantize(f.type, values.data(), rows, columns, importance ? importance->data() : nullptr, threads,
                              data, &err);
+    }
+    check(status, err);
+    return out;
+}
+
+static py::array_t<float> dequantize_values(const Bytes &rows, const std::string &type, std::int32_t threads) {
+    const pe_format_info f = format_or_raise(type);
+    if (rows.ndim() != 2 || rows.shape(1) % f.block_bytes)
+        raise(PyExc_ValueError, "rows: an array of [rows, whole blocks of " + type + "] is needed");
+    const std::int64_t n = rows.shape(0), columns = rows.shape(1) / f.block_bytes * f.block_values;
+    py::array_t<float> out({n, columns});
+    float *data = out.mutable_data();
+    pe_error err{};
+    pe_status status;
+    {
+        py::gil_scoped_release release;
+        status = pe_dequantize(f.type, rows.data(), n, columns, threads, data, &err);
     }
     check(status, err);
     return out;
@@ -425,4 +443,6 @@ void bind_gguf(py::module_ &m) {
             "per column of each matrix.");
     m.def("quantize", &quantize, py::arg("values"), py::arg("type"), py::kw_only(), py::arg("importance") = py::none(),
           py::arg("threads") = 0, "Rows of floats as blocks of a format, uint8 [rows, bytes of a row].");
+    m.def("dequantize", &dequantize_values, py::arg("rows"), py::arg("type"), py::kw_only(), py::arg("threads") = 0,
+          "And back: float32 [rows, columns] of uint8 [rows, bytes of a row].");
 }

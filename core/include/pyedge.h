@@ -161,6 +161,9 @@ PE_API pe_status pe_gguf_dequantize_rows(const pe_gguf *g, int64_t i, int64_t fi
 // x: [n_rows, n_cols]; importance: [n_cols] or NULL; out: the rows' blocks, one row behind the other
 PE_API pe_status pe_quantize(int32_t type, const float *x, int64_t n_rows, int64_t n_cols, const float *importance,
                              int32_t threads, void *out, pe_error *err);
+// And back. rows: [n_rows, blocks of n_cols values]; out: [n_rows, n_cols]
+PE_API pe_status pe_dequantize(int32_t type, const void *rows, int64_t n_rows, int64_t n_cols, int32_t threads,
+                               float *out, pe_error *err);
 // n rows from `first` on of a tensor; axes above two are folded into rows. They are read in pieces, a few hundred kilobytes
 // per thread. importance: [n_importance], which is ne[0], or ne[0] for each matrix of the tensor.
 PE_API pe_status pe_gguf_quantize_rows(const pe_gguf *g, int64_t i, int64_t first, int64_t n, int32_t type,
@@ -254,6 +257,11 @@ typedef struct pe_model_options {
 // Validates the plan against the file's tensors and packs every weight it uses. The file is not referred to afterwards.
 PE_API pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_ops, const pe_model_options *options,
                                  pe_model **out, pe_error *err);
+// Gives one matrix of a model other values, for measuring what they cost: weight `slot` of op `op`, in whatever other ops
+// it serves too. rows: the whole tensor as a file of its own format would have it, n_bytes of `type`, which must be packed
+// as the tensor's own is. No step may run meanwhile.
+PE_API pe_status pe_model_replace(pe_model *m, int32_t op, int32_t slot, int32_t type, const void *rows,
+                                  uint64_t n_bytes, int32_t threads, pe_error *err);
 PE_API void pe_model_retain(pe_model *m);
 PE_API void pe_model_release(pe_model *m);
 PE_API int32_t pe_model_n_ops(const pe_model *m);

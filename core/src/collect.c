@@ -58,20 +58,12 @@ pe_status pe_engine_collect(pe_engine *e, bool on, pe_error *err) {
     return pe_fail(err, PE_ERR_MEMORY, NULL, "out of memory");
 }
 
-// The slots of an op that are multiplied: each second one, behind it its bias.
-static int32_t multiplied(const pe_plan_op *op, int32_t slot) {
-    const int32_t n = op->kind == PE_OP_LINEAR   ? 2 * op->n_outputs
-                      : op->kind == PE_OP_MOE    ? 8
-                      : op->kind == PE_OP_LOGITS ? 2
-                                                 : 0;
-    return slot >= 0 && slot < n && slot % 2 == 0 ? op->weights[slot] : -1;
-}
-
 pe_status pe_engine_collected(const pe_engine *e, int32_t op, int32_t slot, pe_collected *out, pe_error *err) {
     const pe_model *m = e->model;
     if (!e->collected.sums)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "nothing is collected; call pe_engine_collect first");
-    const int32_t matrix = op >= 0 && op < m->n_ops ? multiplied(&m->ops[op], slot) : -1;
+    const bool multiplies = op >= 0 && op < m->n_ops && m->ops[op].kind != PE_OP_EMBED;
+    const int32_t matrix = multiplies ? pe_op_matrix(&m->ops[op], slot) : -1;
     if (matrix < 0)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "weight %d of op %d is multiplied with nothing", slot, op);
     const bool experts = m->ops[op].kind == PE_OP_MOE && slot > 0;

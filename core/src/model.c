@@ -77,6 +77,11 @@ static void add_sources(packing *p, int64_t i, pe_weight *w, uint8_t *to) {
     }
 }
 
+// Of a tensor of n such matrices.
+static size_t tensor_bytes(const pe_weight *w, int64_t n) {
+    return ((size_t)n * (size_t)w->n_panels * w->panel_bytes + PREFETCH_TAIL + 63) / 64 * 64;
+}
+
 // The matrices of a tensor: experts are several.
 static void shape_matrices(const pe_model *m, const pe_tensor *t, pe_weight *w) {
     const pe_format_row *f = pe_format_row_by_type(t->type);
@@ -90,7 +95,7 @@ static void shape_matrices(const pe_model *m, const pe_tensor *t, pe_weight *w) 
     w->block_bytes = m->kernels->block_bytes(f->cls, f->scales);
     w->panel_bytes = (size_t)w->n_blocks * w->block_bytes;
     for (int64_t i = 1; i < t->ne[2]; i++) w[i] = *w;
-    w->bytes = ((size_t)t->ne[2] * (size_t)w->n_panels * w->panel_bytes + PREFETCH_TAIL + 63) / 64 * 64;
+    w->bytes = tensor_bytes(w, t->ne[2]);
 }
 
 static pe_status read_vector(pe_model *m, const pe_gguf *g, int64_t i, int32_t vector, pe_error *err) {
@@ -197,6 +202,63 @@ pe_status pe_model_create(const pe_gguf *g, const pe_op *ops, int32_t n_ops, con
     if (status == PE_OK) *out = m;
     else pe_model_release(m);
     return status;
+}
+
+int32_t pe_op_matrix(const pe_plan_op *op, int32_t slot) {
+    int32_t n = 0;  // slots: each second one is a bias
+    switch (op->kind) {
+    case PE_OP_EMBED: n = 1; break;
+    case PE_OP_LINEAR: n = 2 * op->n_outputs; break;
+    case PE_OP_MOE: n = 8; break;
+    case PE_OP_LOGITS: n = 2; break;
+    default: break;
+    }
+    return slot >= 0 && slot < n && slot % 2 == 0 ? op->weights[slot] : -1;
+}
+
+typedef struct replacing {
+    const pe_model *m;
+    pe_weight *w;  // the first of the tensor's matrices
+    const pe_format_row *format;
+    const uint8_t *rows;
+    size_t row_bytes;
+    int64_t panels_per_item, items;  // of a matrix
+} replacing;
+
+static void replace_item(void *ctx, int64_t item, int worker) {
+    (void)worker;
+    const replacing *r = ctx;
+    const int64_t matrix = item / r->items, p0 = item % r->items * r->panels_per_item;
+    const pe_weight *w = &r->w[matrix];
+    const uint8_t *rows = r->rows + (size_t)(matrix * w->rows) * r->row_bytes;
+    const int64_t end = p0 + r->panels_per_item < w->n_panels ? p0 + r->panels_per_item : w->n_panels;
+    r->m->kernels->pack(w, r->format, rows, p0, end);
+}
+
+pe_status pe_model_replace(pe_model *m, int32_t op, int32_t slot, int32_t type, const void *rows, uint64_t n_bytes,
+                           int32_t threads, pe_error *err) {
+    const int32_t matrix = op >= 0 && op < m->n_ops ? pe_op_matrix(&m->ops[op], slot) : -1;
+    if (matrix < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "weight %d of op %d is no matrix", slot, op);
+    pe_weight *w = &m->matrices[matrix];
+    const char *name = m->ops[op].name;
+    const pe_format_row *f = pe_format_row_by_type(type);
+    if (!f || f->cls != w->cls || f->scales != w->scales)
+        return pe_fail(err, PE_ERR_ARGUMENT, name, "weight %d is packed in another way than format %d is", slot, type);
+    const size_t row_bytes = (size_t)w->n_blocks * (size_t)f->info.block_bytes;
+    const uint64_t n = w->rows > 0 && row_bytes > 0 ? n_bytes / ((uint64_t)w->rows * row_bytes) : 0;
+    if (n < 1 || n * (uint64_t)w->rows * row_bytes != n_bytes || tensor_bytes(w, (int64_t)n) != w->bytes)
+        return pe_fail(err, PE_ERR_ARGUMENT, name, "weight %d has not %llu bytes", slot, (unsigned long long)n_bytes);
+    if (threads < 0 || threads > PE_MAX_THREADS)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "threads is %d: it must be 0 to %d", threads, PE_MAX_THREADS);
+    replacing r = {.m = m, .w = w, .format = f, .rows = rows, .row_bytes = row_bytes};
+    r.panels_per_item = (int64_t)(ITEM_BYTES / w->panel_bytes) + 1;
+    r.items = (w->n_panels + r.panels_per_item - 1) / r.panels_per_item;
+    pe_machine machine;
+    if (!threads) pe_machine_query(&machine);
+    const int width = pe_pool_lock(threads ? threads : machine.default_threads);
+    pe_parallel(width, (int64_t)n * r.items, replace_item, &r);
+    pe_pool_unlock();
+    return PE_OK;
 }
 
 void pe_model_retain(pe_model *m) { atomic_fetch_add(&m->references, 1); }

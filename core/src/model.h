@@ -71,6 +71,9 @@ struct pe_model {
 
 extern const pe_op_info pe_op_infos[PE_N_OPS];
 
+// The number of the (first) matrix that a weight of an op is; -1: it is a vector, or not there.
+int32_t pe_op_matrix(const pe_plan_op *op, int32_t slot);
+
 // plan.c: checks the ops against the table, each other and the file, and fills the model's ops, widths and layers.
 // use: [n_tensors], receives each tensor's number in matrices or vectors.
 typedef struct pe_tensor_use {

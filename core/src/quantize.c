@@ -212,6 +212,39 @@ pe_status pe_quantize(int32_t type, const float *x, int64_t n_rows, int64_t n_co
     return status != PE_OK || n_rows == 0 || n_cols == 0 ? status : run(&j, importance, 1, threads, err);
 }
 
+typedef struct unpacking {
+    const pe_format_row *format;
+    const uint8_t *rows;
+    float *out;
+    int64_t n_rows, cols, rows_per_item;
+    size_t row_bytes;
+} unpacking;
+
+static void unpack_item(void *ctx, int64_t item, int worker) {
+    (void)worker;
+    const unpacking *u = ctx;
+    const int64_t first = item * u->rows_per_item, left = u->n_rows - first;
+    const int64_t n = left < u->rows_per_item ? left : u->rows_per_item;
+    pe_format_unpack(u->format, u->rows + (size_t)first * u->row_bytes, n * u->cols, u->out + first * u->cols);
+}
+
+pe_status pe_dequantize(int32_t type, const void *rows, int64_t n_rows, int64_t n_cols, int32_t threads, float *out,
+                        pe_error *err) {
+    pe_error local;
+    if (!err) err = &local;
+    job j = {.cols = n_cols, .name = "values"};  // for its checks
+    if (n_rows < 0 || n_cols < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "a shape cannot be negative");
+    const pe_status status = check(&j, type, threads, err);
+    if (status != PE_OK || n_rows == 0 || n_cols == 0) return status;
+    unpacking u = {j.to, rows, out, n_rows, n_cols, (ITEM_VALUES + n_cols - 1) / n_cols, j.to_bytes};
+    pe_machine machine;
+    if (!threads) pe_machine_query(&machine);
+    const int width = pe_pool_lock(threads ? threads : machine.default_threads);
+    pe_parallel(width, (n_rows + u.rows_per_item - 1) / u.rows_per_item, unpack_item, &u);
+    pe_pool_unlock();
+    return PE_OK;
+}
+
 pe_status pe_gguf_quantize_rows(const pe_gguf *g, int64_t i, int64_t first, int64_t n, int32_t type,
                                 const float *importance, int64_t n_importance, int32_t threads, void *out,
                                 pe_error *err) {

@@ -1,22 +1,28 @@
 """`pyedge quantize`: a smaller file of a model.
 
-Owns the command's options, the progress bar and how the outcome is shown. What is done is tools/quantize.py's.
+Owns the command's options, the progress bars and how the outcome is shown. What is done is tools/quantize.py's, and
+where formats are chosen by measuring, pyedge/evaluation/target.py's.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyedge.cli import verbose
 from pyedge.cli.options import locate
-from pyedge.cli.streams import print_json
-from pyedge.cli.terminal import download_bar, in_bytes
+from pyedge.cli.streams import print_json, text_in
+from pyedge.cli.terminal import count_bar, download_bar, in_bytes
 
 if TYPE_CHECKING:
+    from pyedge.evaluation.target import Target, Task
+    from pyedge.tools import quantize
+    from pyedge.tools.imatrix_file import Imatrix
     from pyedge.tools.mixes import Wishes
 
 EXAMPLES = """\b
@@ -24,17 +30,23 @@ Examples:
   pyedge quantize model-f16.gguf model.gguf Q4_K_M
   pyedge quantize model-f16.gguf model.gguf Q3_K_M --imatrix model.imatrix
   pyedge quantize model-f16.gguf model.gguf Q4_0 --tensor-type 'ffn_down=Q6_K' --dry-run
+  pyedge quantize model-f16.gguf model.gguf --target-size 600MB --text what-i-do.txt
+  pyedge quantize model-f16.gguf model.gguf --target-bpw 4.5 --report report
 
 TYPE, largest first: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL,
 IQ4_XS, MXFP4, MXFP4_MOE, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K. A mix (_S, _M, _L) gives the tensors that matter most a larger
 format, as llama.cpp does; Q3_K, Q4_K and Q5_K are their _M.
+
+With a target, the model is run, and each matrix gets the format that its predictions bear best within that size.
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path())
-@click.argument("mix", metavar="TYPE")
+@click.argument("mix", metavar="[TYPE]", required=False)
+@click.option("--target-size", metavar="SIZE", help="In place of TYPE: at most 600MB, 1.5GiB, or so many bytes.")
+@click.option("--target-bpw", metavar="BITS", help="In place of TYPE: at most so many bits per weight.")
 @click.option("--imatrix", metavar="FILE", help="Importance matrix (GGUF, or llama.cpp's .dat): which errors matter.")
 @click.option(
     "--tensor-type",
@@ -48,12 +60,27 @@ format, as llama.cpp does; Q3_K, Q4_K and Q5_K are their _M.
 @click.option("--pure", is_flag=True, help="TYPE's format for all matrices, without a mix.")
 @click.option("--allow-requantize", is_flag=True, help="Take a file that is quantized already, at a cost in quality.")
 @click.option("--dry-run", is_flag=True, help="Show what each tensor would become, and write nothing.")
+@click.option(
+    "--text",
+    metavar="FILE",
+    type=click.Path(allow_dash=True),
+    help="What is measured on, for a target or a report, in UTF-8: the more like your use, the better. [a small one]",
+)
+@click.option(
+    "--report",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Try other types too, and say there, in a page and in JSON, which one to take.",
+)
 @click.option("--threads", type=click.IntRange(1, 255), metavar="N", help="[the machine's cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
     source: str,
     out: str,
-    mix: str,
+    mix: str | None,
+    target_size: str | None,
+    target_bpw: str | None,
     imatrix: str | None,
     tensor_types: tuple[str, ...],
     output_type: str | None,
@@ -61,24 +88,39 @@ def command(
     pure: bool,
     allow_requantize: bool,
     dry_run: bool,
+    text: str | None,
+    folder: Path | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Write OUT: the model IN (a path to a GGUF, or a model's name) in TYPE, metadata kept.
+    """Write OUT: the model IN (a path to a GGUF, or a model's name) in TYPE, or of a size, metadata kept.
 
     OUT is there only when it is whole. Where no block of a format divides a
     tensor's rows, it gets another one, with a note.
     """
-    wishes = _wishes(mix, tensor_types, output_type, embedding_type, pure)
+    target = _target(mix, target_size, target_bpw, pure)
+    if text is not None and target is None and folder is None:
+        raise click.UsageError("--text: goes with --target-size, --target-bpw or --report")
+    wishes = _wishes(mix or "Q8_0", tensor_types, output_type, embedding_type, pure)
     path = locate(source)
+    given = None if text is None else text_in(text)
 
     from pyedge import _core
     from pyedge.tools import imatrix_file, quantize
 
     importance = imatrix_file.read(imatrix) if imatrix is not None else None
     with _core.Gguf(path) as gguf:
-        plan = quantize.plan(gguf, wishes, importance, requantize=allow_requantize)
-        facts: dict[str, Any] = {"input": gguf.path, "output": out, "type": wishes.mix} | quantize.facts(plan, gguf)
+        name = wishes.mix if target is None else str(target)
+        facts: dict[str, Any] = {"input": gguf.path, "output": out, "type": name}
+        if target is None and folder is None:
+            plan = quantize.plan(gguf, wishes, importance, requantize=allow_requantize)
+        else:
+            from pyedge.evaluation.target import Task
+
+            task = Task(gguf, wishes, requantize=allow_requantize, threads=threads or 0)
+            plan, found = _measured(task, target, None if given is None else (given, str(text)), importance)
+            facts |= found
+        facts |= quantize.facts(plan, gguf)
         if not dry_run:
             start = time.monotonic()
             with download_bar(f"quantizing {source}") as progress:
@@ -93,6 +135,56 @@ def command(
 
 
 verbose(command)
+
+
+def _target(mix: str | None, size: str | None, bpw: str | None, pure: bool) -> Target | None:
+    """Of TYPE and the two targets one is given; None: TYPE. Wrong usage is told before a file is opened."""
+    given = [name for name, value in (("TYPE", mix), ("--target-size", size), ("--target-bpw", bpw)) if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]}: give one of them")
+    if not given:
+        raise click.UsageError("Missing argument 'TYPE', or --target-size or --target-bpw in its place.")
+    if mix:
+        return None
+    if pure:
+        raise click.UsageError("--pure: goes with TYPE, as a target chooses for each matrix")
+    from pyedge.evaluation.target import Target
+
+    if size is not None:
+        from pyedge.llm import bytes_of
+
+        try:
+            return Target(file_bytes=bytes_of("SIZE", int(size) if size.isdecimal() and len(size) < 20 else size))
+        except ValueError as e:
+            raise click.BadParameter(str(e), param_hint="--target-size") from None
+    assert bpw is not None
+    try:
+        bits = float(bpw)
+    except ValueError:
+        bits = math.nan
+    if not 0 < bits <= 32:
+        raise click.BadParameter(f"'{bpw}' is no number of bits; take one such as 4.5", param_hint="--target-bpw")
+    return Target(bits_per_weight=bits)
+
+
+def _measured(
+    task: Task, target: Target | None, given: tuple[str, str] | None, importance: Imatrix | None
+) -> tuple[quantize.Plan, dict[str, Any]]:
+    """Runs the model, and chooses. given: the text, and its name."""
+    from pyedge.evaluation import calibration
+    from pyedge.evaluation.reader import Reader
+
+    assert target is not None
+    task.check(target)  # before anything takes time
+    with Reader(task.gguf.path, threads=task.threads, n_ctx=calibration.window(task.gguf)) as reader:
+        text = calibration.Text.own() if given is None else calibration.Text(*given)
+        with count_bar("reading the text") as progress:
+            found = calibration.calibrate(reader, text, importance, progress)
+        task.check(target, found)
+        with count_bar("measuring matrices") as progress:
+            costs = task.measure(reader, found, progress)
+    plan = task.choose(target, costs, found)
+    return plan, {"text": found.name, "kl_estimate": task.expected(plan, costs)}
 
 
 def _wishes(

@@ -23,11 +23,11 @@ def collect(reader: Reader, windows: Sequence[Sequence[int]], progress: Progress
     """Reads the windows, and gives after each what was collected since the beginning. Raises ModelError for a model
     that makes numbers that are none."""
     reader.engine.collect(True)
-    places = list(_places(reader))
+    found_at = list(places(reader))
     for i, window in enumerate(windows):
         reader.read(window)
         found = Imatrix(n_windows=i + 1, n_ctx=len(window))
-        for name, op, slot in places:
+        for name, op, slot in found_at:
             sums, rows = reader.engine.collected(op, slot)
             if not (sums < float("inf")).all():
                 raise ModelError(f"{reader.path}: {name}: what goes in is not finite; the file is damaged")
@@ -37,10 +37,10 @@ def collect(reader: Reader, windows: Sequence[Sequence[int]], progress: Progress
         yield found
 
 
-def _places(reader: Reader) -> Iterator[tuple[str, int, int]]:
-    """The tensors that are multiplied, and where: the number of the op, and of the weight in it."""
-    kinds = [info.name for info in _core.ops()]
+def places(reader: Reader, kinds: Sequence[str] = ("linear", "moe")) -> Iterator[tuple[str, int, int]]:
+    """The matrices of ops of these kinds, and where they are: the number of the op, and of the weight in it."""
+    named = [info.name for info in _core.ops()]
     for number, op in enumerate(reader.plan.ops):
-        if kinds[op.kind] in ("linear", "moe"):  # each second weight is a bias
+        if named[op.kind] in kinds:  # each second weight is a bias
             for slot in range(0, len(op.weights), 2):
                 yield reader.tensors[op.weights[slot]], number, slot

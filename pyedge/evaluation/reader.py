@@ -43,6 +43,7 @@ class Reader:
         """n_ctx: tokens of the longest window. threads: 0 for the machine's default. kv_type: None for f16, or with
         precision f32 f32. pre: as of LLM."""
         self.path = os.fspath(path)
+        self.n_ctx = n_ctx
         if not SMALLEST <= n_ctx <= LARGEST:
             raise ValueError(f"max_model_len is {n_ctx}, and a window has {SMALLEST} to {LARGEST} tokens")
         with _core.Gguf(path) as gguf:
@@ -54,12 +55,12 @@ class Reader:
                 raise ValueError(f"max_model_len is {n_ctx}, and {self.path} has a context of {length}; take less")
             self.tokenizer = Tokenizer.from_gguf(gguf, pre)
             self.tensors = [t.name for t in gguf.tensors]
-            model = _core.Model(gguf, self.plan.ops, precision, threads)
-        self.n_vocab = model.n_vocab
-        self.rows = max(1, min(STEP, n_ctx, _LOGIT_BYTES // (4 * model.n_vocab)))
+            self.model = _core.Model(gguf, self.plan.ops, precision, threads)
+        self.n_vocab = self.model.n_vocab
+        self.rows = max(1, min(STEP, n_ctx, _LOGIT_BYTES // (4 * self.n_vocab)))
         n_pages = -(-n_ctx // PAGE)
         self.engine = _core.Engine(
-            model,
+            self.model,
             page_size=PAGE,
             n_pages=n_pages,
             max_tokens=min(STEP, n_ctx),
@@ -73,7 +74,7 @@ class Reader:
         self.engine.set_pages(0, 0, range(n_pages))
 
     def close(self) -> None:
-        del self.engine
+        del self.engine, self.model
 
     def __enter__(self) -> Reader:
         return self
@@ -89,17 +90,22 @@ class Reader:
             part = ids[start : start + STEP]
             self.engine.step([(0, start, start + len(part))], list(part), [])
 
-    def logits(self, ids: Sequence[int], first: int = 0, rows: int | None = None) -> Iterator[npt.NDArray[np.float32]]:
-        """Reads a window, and gives the logits after each token from `first` on: [rows, n_vocab], at most so many rows
-        at a time; None: `self.rows`. Raises ModelError where the model makes numbers that are none."""
+    def logits(
+        self, ids: Sequence[int], first: int = 0, rows: int | None = None, *, every: int = 1
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Reads a window, and gives the logits after the token `first` and after each, or each `every`-th, behind it
+        (every: at most STEP): [rows, n_vocab], at most so many rows at a time; None: `self.rows`. Raises ModelError
+        where the model makes numbers that are none."""
         import numpy as np
 
         rows = self.rows if rows is None else rows
+        most = min(rows * every, STEP // every * every)  # tokens of a step, whose rows begin with its first
         self.read(ids[:first])
-        for start in range(first, len(ids), rows):
-            part = list(ids[start : start + rows])
-            self.engine.step([(0, start, start + len(part))], part, list(range(len(part))))
-            logits = self.engine.logits(0, len(part))
+        for start in range(first, len(ids), most):
+            part = list(ids[start : start + most])
+            wanted = list(range(0, len(part), every))
+            self.engine.step([(0, start, start + len(part))], part, wanted)
+            logits = self.engine.logits(0, len(wanted))
             if not np.isfinite(logits.sum(axis=1, dtype=np.float64)).all() and not np.isfinite(logits).all():
                 raise ModelError(f"{self.path}: the logits are not finite; the file is damaged, get it again")
             yield logits

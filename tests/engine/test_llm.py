@@ -20,7 +20,7 @@ from tinymodel import write_tiny_llama
 
 from pyedge import LLM, ModelError, SamplingParams, _core
 from pyedge.engine.request import TokenEvent
-from pyedge.llm import _bytes, _plan_cache
+from pyedge.llm import _plan_cache, bytes_of
 
 RULES = SamplingParams(seed=1, max_tokens=16)
 
@@ -410,13 +410,13 @@ def test_precision_f32_keeps_an_f32_cache(path: Path) -> None:
     [(5, 5), ("5", 5), ("512MB", 512 * 10**6), ("2 GiB", 2**31), ("1.5k", 1500), ("1g", 10**9), ("64kib", 65536)],
 )
 def test_bytes(given: int | str, n: int) -> None:
-    assert _bytes("kv_memory", given) == n
+    assert bytes_of("kv_memory", given) == n
 
 
 @pytest.mark.parametrize("given", ["", "MB", "5TB", "-1", "1e9", "0", "0.1", "9" * 400, 0, -1, True, 1.5, None])
 def test_no_bytes(given: Any) -> None:
     with pytest.raises(ValueError, match="kv_memory"):
-        _bytes("kv_memory", given)
+        bytes_of("kv_memory", given)
 
 
 def test_size_of_the_cache() -> None:

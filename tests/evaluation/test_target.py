@@ -1,0 +1,157 @@
+"""Files of a size: they keep to it, hold what matters finer, and are better than the mix of that size."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from program import program
+from tinymodel import write_tiny_llama
+
+from pyedge import _core
+from pyedge.evaluation import calibration, sensitivity
+from pyedge.evaluation.perplexity import compare
+from pyedge.evaluation.reader import Reader
+from pyedge.evaluation.target import Target, Task
+from pyedge.tools import quantize
+from pyedge.tools.mixes import Wishes
+
+Found = tuple[calibration.Calibration, dict[str, sensitivity.Cost]]
+TEXT = "The keeper and the sea: 123 ships, and then the rest of them in a row. " * 40
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    return write_tiny_llama(folder / "m.gguf", types="F16", n_embd=256, n_head=4, n_kv=2, n_ff=512)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "t.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(source: Path) -> Found:
+    with _core.Gguf(source) as gguf, Reader(source, calibration.window(gguf)) as reader:
+        probe = [5, 9, 11, 60, 61] * 6
+        before = next(reader.logits(probe))
+        made = calibration.calibrate(reader, calibration.Text(TEXT, "a text"))
+        costs = Task(gguf, Wishes("Q8_0")).measure(reader, made)
+        assert np.array_equal(next(reader.logits(probe)), before)  # the model is what it was
+    return made, costs
+
+
+def chosen(source: Path, target: Target, found: Found) -> quantize.Plan:
+    with _core.Gguf(source) as gguf:
+        return Task(gguf, Wishes("Q8_0")).choose(target, found[1], found[0])
+
+
+def test_costs(source: Path, found: Found) -> None:
+    made, costs = found
+    with _core.Gguf(source) as gguf:
+        matrices = {t.name for t in gguf.tensors if len(t.shape) > 1}
+        x = gguf.dequantize("blk.0.ffn_down.weight").astype(np.float64)
+        importance = made.imatrix.importance("blk.0.ffn_down.weight")
+        assert importance is not None
+        blocks = gguf.quantize("blk.0.ffn_down.weight", "Q4_K", importance=importance[0].astype(np.float32))
+        error = _core.dequantize(blocks, "Q4_K") - x
+    wanted = (importance * error**2).sum() / (importance * x**2).sum()
+    assert set(costs) == matrices
+    assert costs["blk.0.ffn_down.weight"].errors["Q4_K"] == pytest.approx(wanted, rel=1e-5)
+    for cost in costs.values():
+        assert cost.sensitivity > 0
+        assert cost.errors["F16"] == 0 < cost.errors["Q8_0"] < cost.errors["Q5_K"] < cost.errors["Q3_K"]
+    assert not set(map(tuple, made.held_out)) & set(map(tuple, made.probes))
+
+
+@pytest.mark.parametrize("bits", [3.0, 4.5, 6.3, 12.0])
+def test_bits_per_weight_are_kept_and_nearly_reached(source: Path, found: Found, bits: float) -> None:
+    plan = chosen(source, Target(bits_per_weight=bits), found)
+    with _core.Gguf(source) as gguf:
+        assert 0.97 * bits < quantize.facts(plan, gguf)["bits_per_weight"] <= bits
+
+
+def test_a_file_of_a_size_is_better_than_the_mix_of_that_size(source: Path, tmp_path: Path, found: Found) -> None:
+    out, mix = tmp_path / "out.gguf", tmp_path / "mix.gguf"
+    with _core.Gguf(source) as gguf:
+        size = quantize.quantize(gguf, mix, quantize.plan(gguf, Wishes("Q4_K_M"), found[0].imatrix))
+        quantize.quantize(gguf, out, chosen(source, Target(file_bytes=size), found))
+    assert 0.97 * size < out.stat().st_size <= size
+    with Reader(source, 256) as base, Reader(out, 256) as ours, Reader(mix, 256) as theirs:
+        kl, kl_of_mix = (compare(reader, base, found[0].held_out).kl_mean for reader in (ours, theirs))
+    assert kl < kl_of_mix
+
+
+def test_the_command(source: Path, text: Path, tmp_path: Path) -> None:
+    """Twice the same; what a person says of a tensor holds; --dry-run writes nothing."""
+    options = ["--text", str(text), "--tensor-type", "attn_k=Q8_0", "--output-type", "q6_k", "--json"]
+    files = []
+    for threads in ("1", "2"):
+        files.append(tmp_path / f"{threads}.gguf")
+        outcome = program(
+            "quantize", str(source), str(files[-1]), "--target-size", "700kB", *options, "--threads", threads
+        )
+        assert outcome.returncode == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    assert facts["file_bytes"] == files[1].stat().st_size <= 700_000
+    assert facts["text"] == str(text)
+    types = {t["name"]: t["to"] for t in facts["tensors"]}
+    assert types["blk.0.attn_k.weight"] == types["blk.1.attn_k.weight"] == "Q8_0"
+    assert types["output.weight"] == "Q6_K"
+    assert files[0].read_bytes() == files[1].read_bytes()
+    outcome = program("quantize", str(source), str(tmp_path / "no.gguf"), "--target-bpw", "5", *options, "--dry-run")
+    assert outcome.returncode == 0, outcome.stderr
+    assert 4.9 < json.loads(outcome.stdout)["bits_per_weight"] <= 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.gguf", "2.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        (["Q4_0", "--target-size", "1MB"], 2, "TYPE and --target-size: give one of them"),
+        (["--target-bpw", "4", "--target-size", "1MB"], 2, "--target-size and --target-bpw: give one of them"),
+        ([], 2, "Missing argument 'TYPE', or --target-size or --target-bpw"),
+        (["--target-size", "12XB"], 2, "SIZE must be a number of bytes"),
+        (["--target-size", "0"], 2, "SIZE must be"),
+        (["--target-size", "-5MB"], 2, "SIZE must be"),
+        (["--target-size", "nan"], 2, "SIZE must be"),
+        (["--target-size", "9" * 400], 2, "SIZE must be"),
+        (["--target-bpw", "nan"], 2, "'nan' is no number of bits"),
+        (["--target-bpw", "inf"], 2, "'inf' is no number of bits"),
+        (["--target-bpw", "0"], 2, "'0' is no number of bits"),
+        (["--target-bpw", "four"], 2, "'four' is no number of bits"),
+        (["--target-bpw", "4", "--pure"], 2, "--pure: goes with TYPE"),
+        (["Q4_0", "--text", "x"], 2, "--text: goes with"),
+        (["--target-size", "10kB"], 1, "cannot be made of 10,000 bytes: "),
+        (["--target-size", "1GB"], 1, r"bytes are possible; take a target between"),
+        (["--target-bpw", "1.5"], 1, "cannot be made of 1.5 bits per weight: 2.6"),
+        (["--target-bpw", "17"], 1, "bits per weight are possible"),
+        (["--target-bpw", "4", "--text", "absent.txt"], 1, "absent.txt: No such file"),
+        (["--target-bpw", "4", "--text", os.devnull], 1, "has 0 tokens, and 1024 are needed; give a longer text"),
+    ],
+)
+def test_wrong_input_is_one_line_and_no_file(
+    source: Path, tmp_path: Path, given: list[str], code: int, says: str
+) -> None:
+    outcome = program("quantize", str(source), str(tmp_path / "out.gguf"), *given)
+    assert outcome.returncode == code, outcome.stderr
+    lines = [line for line in outcome.stderr.lower().splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert says.lower() in lines[0]
+    assert outcome.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_quantized_is_refused(source: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    with _core.Gguf(source) as gguf:
+        quantize.quantize(gguf, small, quantize.plan(gguf, Wishes("Q8_0")))
+    outcome = program("quantize", str(small), str(tmp_path / "out.gguf"), "--target-bpw", "4")
+    assert outcome.returncode == 1
+    assert "give --allow-requantize" in outcome.stderr
