@@ -189,11 +189,16 @@ def test_a_full_disk_is_seen_before_and_while_writing(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     f = output_file.OutputFile(tmp_path / "out").__enter__()
+    small = output_file.OutputFile(tmp_path / "small").__enter__()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left") as e:
-        f.write(b"x")
+        f.write(bytes(1 << 20))
     f.__exit__(OSError, e.value, None)
     assert e.value.filename == str(tmp_path / "out")
+    small.write(b"x")  # which waits for more
+    with pytest.raises(OSError, match="No space left") as e:
+        small.__exit__(None, None, None)
+    assert e.value.filename == str(tmp_path / "small")
     assert not list(tmp_path.iterdir())
 
 
