@@ -24,5 +24,9 @@ class DeadlineError(TimeoutError):
     """A request's time was over before its answer was."""
 
 
+class BusyError(RuntimeError):
+    """Others take up what this needs; the same may be asked for again in some seconds."""
+
+
 class CancelledError(RuntimeError):
     """A step was broken off by `_core.Engine.cancel`. What it computed is lost; it can be repeated."""

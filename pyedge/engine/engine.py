@@ -214,6 +214,10 @@ class Engine(Worker):
             self._core.cancel()  # it may come late and hit another step, which is then repeated
         self._settle()
 
+    def prepare_grammars(self) -> None:
+        """What the first request with a grammar would have to wait for. From any thread."""
+        self._grammars.prepare()
+
     @property
     def has_work(self) -> bool:
         return bool(self._live or self._events)

@@ -4,8 +4,8 @@ Owns the forms of a constraint (`Grammar`), compiling one for a vocabulary, and 
 (`Matcher`). Grammars are llguidance's work; a mask is applied by the core's sampler; when a request ends is the
 engine's business.
 
-It fails closed. What does not compile within the limits is a ValueError when the request is made, and a state that
-passes a limit later ends the request with an error: never free text.
+It fails closed. What does not compile within the limits is a ValueError when the request is made (a BusyError, if it is
+others that take the time), and a state that passes a limit later ends the request with an error: never free text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
-from pyedge.errors import ModelError
+from pyedge.errors import BusyError, ModelError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -53,6 +53,7 @@ class Grammar:
     kind: Literal["json_object", "json_schema", "regex", "grammar"]
     text: str  # the schema as JSON, the regular expression, the grammar
     after: str = ""  # free text up to this, and with it, comes first: a thought, which is not to be bound
+    instead: str = ""  # a grammar of which it may be a text in its place
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -90,6 +91,11 @@ class Grammar:
         """The same behind a free text that ends so."""
         return replace(self, after=end)
 
+    def otherwise(self, source: str) -> Grammar:
+        """The same, or a text by that grammar: Lark that begins with its start rule. No other rule of it may bear the
+        name of one here, so this is for the forms that are no grammar."""
+        return replace(self, instead=source)
+
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise ValueError(f"{self.kind}: must be text, not {type(self.text).__name__}")
@@ -114,6 +120,8 @@ class Grammar:
                 source = any_to_lark(self.text)
             except Exception as error:  # its own class for what is no GBNF, and others for what it did not foresee
                 raise ValueError(_line(error)) from None
+        if self.instead:
+            source = f"start: form | other\nform:{source.removeprefix('start:')}\nother:{self.instead[6:]}\n"
         if self.after:
             if not source.startswith("start:"):
                 raise ValueError("free text before it needs a grammar that begins with its start rule")
@@ -172,8 +180,13 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()  # none of them was given a token
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """What the first grammar would have to wait for: up to some seconds for a large vocabulary."""
+        self._llguidance_vocabulary()
+
     def matcher(self, grammar: Grammar) -> Matcher:
-        """At the grammar's beginning. ValueError: it does not compile, or takes too much to do so."""
+        """At the grammar's beginning. ValueError: it does not compile, or takes too much to do so. BusyError: others
+        are being compiled, and take long."""
         with self._lock:
             if (known := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
@@ -199,7 +212,7 @@ class GrammarCompiler:
             if not compiled.is_error() and not first & ~self._end_bits:
                 raise ValueError("it allows no text at all; correct it")
         if compiled.is_error():
-            raise ValueError(f"it does not compile: {_line(compiled.get_error())}; correct it")
+            raise ValueError(_why(compiled.get_error()))
         return Matcher(compiled, self._end_bits, -(-self._n_vocab // 32) * 4)
 
     def _llguidance_vocabulary(self) -> LLTokenizer:
@@ -218,8 +231,10 @@ class GrammarCompiler:
         if not ends:  # of a model that knows none; one must be there, so it is one that cannot be drawn
             tokens.append(b"<end>")
             ends, specials = [self._n_vocab], [*specials, self._n_vocab]
-        wrapper = cast("TokenizerWrapper", _Wrapper(tokens, specials, ends[0]))
-        return LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=ends)
+        wrapper = _Wrapper(tokens, specials, ends[0])
+        made = LLTokenizer(cast("TokenizerWrapper", wrapper), n_vocab=len(tokens), eos_token=ends)
+        wrapper.tokens = []  # it has its own copy by now, and holds on to the wrapper
+        return made
 
 
 class _Wrapper:
@@ -241,7 +256,8 @@ _compilations = threading.BoundedSemaphore(_AT_ONCE)
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """What the work returns or raises; ValueError if it takes longer. It goes on in its thread then."""
+    """What the work returns or raises; ValueError if it takes longer. It goes on in its thread then, and as long as too
+    many do, BusyError."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -254,7 +270,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
             _compilations.release()
 
     if not _compilations.acquire(timeout=seconds):
-        raise ValueError(f"other grammars are being compiled, for more than {seconds:g} s; send it again later")
+        raise BusyError(f"other grammars are being compiled, for more than {seconds:g} s; send it again later")
     thread = threading.Thread(target=run, name="pyedge-grammar", daemon=True)
     try:
         thread.start()
@@ -267,6 +283,15 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     if not results:
         raise ValueError(f"it takes more than {seconds:g} s to compile; make it simpler")
     return results[0]
+
+
+def _why(error: str) -> str:
+    """What is said of a grammar that llguidance does not take."""
+    if error.startswith("NoExtension"):
+        return "it allows no text at all: a $ref or rule may lead back to itself with nothing between; correct it"
+    if (schema := error.partition("failed to compile JSON schema: ")[2]) and (first := schema.splitlines()):
+        error = first[0]  # what follows is a source that is not the one that was given
+    return f"it does not compile: {_line(error)}; correct it"
 
 
 def _line(error: object) -> str:

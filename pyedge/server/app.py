@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import re
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 from flask import Flask, Response, jsonify, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -32,6 +35,7 @@ def create_app(service: Service) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.json.ensure_ascii = False  # type: ignore[attr-defined]
     app.url_map.strict_slashes = False
+    app.wsgi_app = _one_slash(app.wsgi_app)  # type: ignore[method-assign]
     access.install(app, service)
     security.install(app, service.settings)
 
@@ -48,6 +52,16 @@ def create_app(service: Service) -> Flask:
     app.register_error_handler(ModelError, _model_error)
     app.register_error_handler(Exception, _bug)
     return app
+
+
+def _one_slash(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """A base URL that ends with a slash makes two of it, which Flask would answer with a redirection to a page."""
+
+    def merged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["PATH_INFO"] = re.sub("/{2,}", "/", environ.get("PATH_INFO", ""))
+        return app(environ, start_response)
+
+    return merged
 
 
 def _answer(status: int, body: object, headers: dict[str, str] | None = None) -> Response:

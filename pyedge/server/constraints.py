@@ -16,7 +16,7 @@ from pyedge.engine.sampling_params import shown
 from pyedge.server.errors import ApiError
 from pyedge.server.message import MessageParser, PlainParser
 from pyedge.server.reasoning import CLOSE, OPEN, ReasoningParser
-from pyedge.server.tool_calls import ToolCallParser, ToolStyle, call_grammar, style_of
+from pyedge.server.tool_calls import ToolCallParser, ToolStyle, call_grammar, free_grammar, style_of
 
 if TYPE_CHECKING:
     from pyedge.server.schemas import ChatRequest, Sampling
@@ -73,17 +73,24 @@ class Tools:
     """Those of a chat request that its prompt tells of."""
 
     given: list[dict[str, Any]]
+    functions: list[dict[str, Any]]  # of `given`
     style: ToolStyle
     forced: list[dict[str, Any]]  # functions of which one must be called; empty: the model is free
     several: bool
 
-    def grammar(self) -> Grammar | None:
-        if not self.forced:
-            return None
-        return _made("tools", Grammar.grammar, call_grammar(self.style, self.forced, several=self.several))
+    def grammar(self, form: Grammar | None) -> Grammar | None:
+        """form: what the answer is to be where it is no call."""
+        if self.forced:
+            return _made("tools", Grammar.grammar, call_grammar(self.style, self.forced, several=self.several))
+        if form is not None:
+            return form.otherwise(call_grammar(self.style, self.functions, several=self.several))
+        if any(function.get("strict") for function in self.functions):
+            free = free_grammar(self.style, self.functions, several=self.several)
+            return _made("tools", Grammar.grammar, free)
+        return None
 
     def parser(self) -> ToolCallParser:
-        return ToolCallParser(self.style, {t["function"]["name"] for t in self.given}, several=self.several)
+        return ToolCallParser(self.style, {f["name"] for f in self.functions}, several=self.several)
 
 
 def tools_of(body: ChatRequest, tokenizer: Tokenizer) -> Tools | None:
@@ -102,7 +109,7 @@ def tools_of(body: ChatRequest, tokenizer: Tokenizer) -> Tools | None:
             "leave them out", param="tools",
         )  # fmt: skip
     several = body.parallel_tool_calls is not False and not isinstance(choice, dict)
-    return Tools(list(body.tools or ()), style, forced, several)
+    return Tools(list(body.tools or ()), functions, style, forced, several)
 
 
 def _forced(functions: Sequence[dict[str, Any]], choice: str | dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,14 +147,14 @@ def chat_form(
     body: ChatRequest, tools: Tools | None, tokenizer: Tokenizer, prompt: Sequence[int]
 ) -> tuple[Grammar | None, list[MessageParser]]:
     """What an answer to this prompt must be, and a reader for each of the n answers."""
-    asked, forced = grammar_of(body), None if tools is None else tools.grammar()
-    if asked is not None and tools is not None:
-        # The model would have to be free to call, and bound in all else.
-        text = "a form of the answer goes with tool_choice 'none' only, or without tools; leave one out"
+    asked = grammar_of(body)
+    if asked is not None and asked.kind == "grammar" and tools is not None and not tools.forced:
+        # Its rules and those of the calls might have names in common.
+        text = "go with a JSON schema or a regular expression, and not with a grammar; leave one out"
         raise ApiError(400, f"tools: {text}", param="tools")
-    grammar = asked or forced
+    grammar = asked if tools is None else tools.grammar(asked)
     thinking = tokenizer.decode(prompt[-8:]).rstrip().endswith(OPEN)
-    if grammar is not None and thinking and (forced is not None or grammar.kind != "grammar"):
+    if grammar is not None and thinking and (tools is not None or grammar.kind != "grammar"):
         grammar = grammar.behind(CLOSE)
     thinks = thinking or CLOSE in (tokenizer.chat_template or "") or len(tokenizer.encode(CLOSE, bos=False)) == 1
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
+from pyedge.engine.grammar import SECONDS
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
+from pyedge.errors import BusyError
 from pyedge.server.errors import ApiError
 from pyedge.server.schemas import Sampling, refused
 from pyedge.server.service import Service
@@ -42,8 +45,10 @@ def make_requests(
 
 @contextmanager
 def refusals(param: str) -> Iterator[None]:
-    """What is said in Python as ValueError is 400 here."""
+    """What is said in Python as ValueError is 400 here, and BusyError 503."""
     try:
         yield
+    except BusyError as error:
+        raise ApiError(503, str(error), code="server_busy", retry_after=ceil(SECONDS)) from None
     except ValueError as error:
         raise refused(error, param) from None

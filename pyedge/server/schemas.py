@@ -21,6 +21,7 @@ B = TypeVar("B", bound="Body")
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096  # of all stop strings of a request
+MAX_BIASES = 8192  # tokens of logit_bias, which the engine's thread goes through
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -51,7 +52,7 @@ class Sampling(Body):
     min_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_BIASES)
     ignore_eos: bool | None = None
     n: int | None = None
     stream: bool | None = None
@@ -343,11 +344,14 @@ class EmbeddingRequest(Body):
         for i, text in enumerate(texts):
             if not isinstance(text, str) and not (isinstance(text, list) and _are_ids(text)):
                 raise ApiError(400, f"input[{i}]: must be text or token ids", param=f"input[{i}]")
+            if not text:
+                where = "input" if isinstance(given, str) else f"input[{i}]"
+                raise ApiError(400, f"{where}: is empty; give at least one character", param=where)
         return texts
 
 
 class RerankRequest(Body):
-    query: str
+    query: str = Field(min_length=1)
     documents: list[str | dict[str, Any]] = Field(max_length=MAX_TEXTS)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None

@@ -74,7 +74,7 @@ def _check_key(header: str, key: bytes) -> None:
 
 
 def _check_host(host: str, names: set[str]) -> None:
-    name = (urlsplit(f"//{host}").hostname or "").lower() if host else ""
+    name = (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".") if host else ""  # the root of all names
     if name in names or name.endswith(".localhost"):
         return
     try:

@@ -87,6 +87,8 @@ class Service:
         self.fingerprint = "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
         if llm.plan.pooling is None:
             self._loop = EngineLoop(llm.engine)
+            # Not when a first form is asked for: streams that are under way would all feel it.
+            threading.Thread(target=llm.engine.prepare_grammars, name="pyedge-vocabulary", daemon=True).start()
         self._llm = llm
 
     @property

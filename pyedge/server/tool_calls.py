@@ -50,21 +50,40 @@ def style_of(template: str | None) -> ToolStyle | None:
 
 def call_grammar(style: ToolStyle, functions: Sequence[Mapping[str, Any]], *, several: bool) -> str:
     """Lark for a text that is one call of these functions, or more."""
-    calls = []
-    for function in functions:
+    rules = _call_rules(style, functions)
+    if not style.begin:
+        return "\n".join(["start: call", *rules])
+    start = 'start: one ("\\n" one)*' if several else "start: one"
+    return "\n".join([start, f'one: "{style.begin}\\n" call "\\n{style.end}"', *rules])
+
+
+def free_grammar(style: ToolStyle, functions: Sequence[Mapping[str, Any]], *, several: bool) -> str:
+    """Lark for any text in which each call is one of these functions, with arguments that fit the schemas of those that
+    are `strict`. What opens a call binds what comes behind it: the mark, or of the form without marks the answer's
+    first brace."""
+    kept = [f if f.get("strict") else {**f, "parameters": {"type": "object"}} for f in functions]
+    rules = _call_rules(style, kept)
+    if not style.begin:
+        # The parser takes a python tag for the beginning of a call as well.
+        return "\n".join(["start: call | said |", r"said: /\s*([^{<\s]|<[^|\s])(.|\n)*/", *rules])
+    one = f'one: opened "\\n" call "\\n{style.end}"'
+    opened = f"opened[lazy]: /(.|\\n)*{style.begin}/"
+    return "\n".join(["start: one* said" if several else "start: one | said", one, opened, r"said: /(.|\n)*/", *rules])
+
+
+def _call_rules(style: ToolStyle, functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A rule `call`, and those that it needs."""
+    rules = ["call: " + " | ".join(f"call{i}" for i in range(len(functions)))]
+    for i, function in enumerate(functions):
         schema = {
             "type": "object",
             "properties": {"name": {"const": function["name"]}, style.arguments: _parameters(function)},
             "required": ["name", style.arguments],
             "additionalProperties": False,
+            "x-guidance": {"whitespace_pattern": " "},
         }
-        calls.append(f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': ' '}})}")
-    rules = [f"call{i}: {call}" for i, call in enumerate(calls)]
-    each = "call: " + " | ".join(f"call{i}" for i in range(len(calls)))
-    if not style.begin:
-        return "\n".join(["start: call", each, *rules])
-    start = 'start: one ("\\n" one)*' if several else "start: one"
-    return "\n".join([start, f'one: "{style.begin}\\n" call "\\n{style.end}"', each, *rules])
+        rules.append(f"call{i}: %json {json.dumps(schema)}")
+    return rules
 
 
 def _parameters(function: Mapping[str, Any]) -> Any:

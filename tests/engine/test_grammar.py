@@ -17,6 +17,7 @@ from tinymodel import write_tiny_llama
 from pyedge import LLM, Grammar, ModelError, SamplingParams
 from pyedge.engine import grammar as grammar_module
 from pyedge.engine.grammar import GrammarCompiler, Matcher
+from pyedge.errors import BusyError
 from pyedge.tokenizers import Tokenizer
 
 COLOR = {
@@ -226,6 +227,14 @@ def test_a_stop_string_cuts(llm: LLM) -> None:
         (lambda: Grammar.grammar('start: "a" <|nobody|>'), "nobody"),
         (lambda: Grammar.grammar("start: " + "(" * 20000 + '"a"' + ")" * 20000), "deeply nested"),
         (lambda: Grammar.regex("(" * 20000 + "a" + ")" * 20000), "regex: "),
+        (
+            lambda: Grammar.json_schema({"$ref": "#"}),
+            "json_schema: it allows no text at all: a $ref or rule may",
+        ),
+        (
+            lambda: Grammar.json_schema({"$ref": "#/$defs/x"}),
+            "does not compile: Pointer '/$defs/x' does not exist;",
+        ),
     ],
 )
 def test_what_does_not_compile_is_refused_when_the_request_is_made(llm: LLM, make: Any, why: str) -> None:
@@ -250,7 +259,7 @@ def test_a_compilation_has_a_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     for i in range(2):
         with pytest.raises(ValueError, match=r"takes more than 0\.05 s to compile"):
             slow.matcher(Grammar.regex(f"a{i}"))
-    with pytest.raises(ValueError, match="other grammars are being compiled"):
+    with pytest.raises(BusyError, match="other grammars are being compiled"):
         slow.matcher(Grammar.regex("b"))
     assert time.perf_counter() - before < 10
     done.set()

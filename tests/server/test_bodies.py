@@ -69,6 +69,7 @@ def test_no_json(server: Server, body: bytes) -> None:
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(10_000)}}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream": 1}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

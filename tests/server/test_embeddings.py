@@ -65,6 +65,8 @@ def test_forms_of_texts(embedding: Server) -> None:
         ({"input": ["a", 5]}, 400, "input[1]"),
         ({"input": [-1]}, 400, "input"),
         ({"input": ""}, 400, "input"),
+        ({"input": ["a", ""]}, 400, "input[1]"),
+        ({"input": [[1], []]}, 400, "input[1]"),
         ({"input": "ab " * 3000}, 400, "input"),
         ({"input": ["a"] * 3000}, 400, "input"),
         ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format"),

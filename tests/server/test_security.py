@@ -59,6 +59,8 @@ def test_a_name_that_is_not_the_servers(server: Server, host: str) -> None:
     [
         "localhost",
         "localhost:99",
+        "localhost.",
+        "LOCALHOST.:99",
         "127.0.0.1",
         "127.0.0.1:8080",
         "[::1]:8080",

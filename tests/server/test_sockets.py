@@ -240,3 +240,10 @@ def test_a_time_limit(tmp_path: Path) -> None:
         assert len(chunks) > 1
         assert chunks[-1]["error"]["code"] == "timeout"
         server.check()
+
+
+def test_doubled_slashes_are_one(server: Server) -> None:
+    for path in ("//v1/models", "/v1//models", "//v1///models//tiny"):
+        assert server.get(path).status == 200
+    reply = server.get("//nowhere//")
+    assert (reply.status, reply.error["type"]) == (404, "invalid_request_error")

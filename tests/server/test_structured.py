@@ -15,6 +15,9 @@ from pydantic import BaseModel
 from serving import Server, serving
 from tinymodel import write_tiny_llama
 
+from pyedge.engine.grammar import GrammarCompiler
+from pyedge.errors import BusyError
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "the other"}]
 WILD: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 300}
@@ -163,6 +166,47 @@ def test_openai_tools(client: openai.OpenAI, choice: Any) -> None:
     assert len(ids - {None}) == 1
     back: Any = [*HELLO, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "<|im_end|> done"}]
     assert client.chat.completions.create(model="tiny", messages=back, tools=TOOLS, max_tokens=2).choices
+
+
+def test_a_form_together_with_tools(tool_server: Server) -> None:
+    kinds = set()
+    for seed in range(8):
+        body = {**WILD, "messages": HELLO, "tools": TOOLS, "response_format": schema_format(COLOR), "seed": seed}
+        (choice,) = tool_server.post(CHAT, body).json["choices"]
+        kinds.add(choice["finish_reason"])
+        for call in choice["message"].get("tool_calls", []):
+            assert call["function"]["name"] in ("light", "now")
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(choice["message"]["content"]), COLOR)
+    assert kinds >= {"stop", "tool_calls"}
+    forced = tool_server.post(CHAT, {**body, "tool_choice": "required", "parallel_tool_calls": False}).json["choices"]
+    assert forced[0]["finish_reason"] == "tool_calls"
+    reply = tool_server.post(CHAT, {"messages": HELLO, "tools": TOOLS, "grammar": 'start: "a"'})
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+
+
+def test_strict_tools_leave_the_model_free(tool_server: Server) -> None:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    body = {**WILD, "messages": HELLO, "max_tokens": 20, "seed": 1, "ignore_eos": True, "tools": strict}
+    (choice,) = tool_server.post(CHAT, body).json["choices"]
+    assert choice["finish_reason"] == "length"
+    assert len(choice["message"]["content"]) > 5
+    assert "\ufffd" not in choice["message"]["content"][:-1]  # the model is random, and its bytes are bound to be text
+    reply = tool_server.post(CHAT, {**body, "tools": [{"type": "function", "function": {**strict[0]["function"],
+        "parameters": {"type": "strin"}}}]})  # fmt: skip
+    assert reply.status == 400
+
+
+def test_who_finds_all_compilations_taken_is_told_to_come_again(
+    tool_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(self: object, *_: object) -> None:
+        raise BusyError("other grammars are being compiled")
+
+    monkeypatch.setattr(GrammarCompiler, "matcher", busy)
+    for path, body in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "a"})):
+        reply = tool_server.post(path, {**body, "regex": "a"})
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "server_busy", "5")
 
 
 def test_arguments_are_objects_to_a_template_and_results_stay_text(tool_server: Server) -> None:

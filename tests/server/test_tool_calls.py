@@ -1,6 +1,7 @@
 """Calls are read in whatever pieces they come; what is none stays content, to the letter."""
 
 import json
+import re
 from itertools import count, pairwise
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyedge.engine.grammar import Grammar, GrammarCompiler
+from pyedge.engine.grammar import Grammar, GrammarCompiler, Matcher
 from pyedge.server.message import merge
-from pyedge.server.tool_calls import HERMES, LLAMA, ToolCallParser, ToolStyle, call_grammar, style_of
+from pyedge.server.tool_calls import HERMES, LLAMA, ToolCallParser, ToolStyle, call_grammar, free_grammar, style_of
 
 NAMES = {"weather", "add"}
 
@@ -162,6 +163,68 @@ def test_a_grammar_lets_nothing_but_calls_through(style: ToolStyle) -> None:
             merge(message, parser.finish("stop")[0])
             (call,) = message["tool_calls"]
             jsonschema.validate(json.loads(call["function"]["arguments"]), {"type": "object"})
+
+
+class Marked(Bytes):
+    """With the mark as one token, as Qwen's vocabularies have it."""
+
+    def vocabulary_bytes(self) -> list[bytes]:
+        return [*super().vocabulary_bytes(), HERMES.begin.encode()]
+
+
+def fits(matcher: Matcher, text: str, *, marked: bool = False) -> bool:
+    """Whether it may be written so, and be all. marked: with the token of the mark."""
+    parts = re.split(f"({HERMES.begin})", text) if marked else [text]
+    for token in (t for part in parts for t in ([257] if marked and part == HERMES.begin else part.encode())):
+        if not int.from_bytes(matcher.mask(), "little") >> token & 1:
+            return False
+        matcher.accept(token)
+    return bool(int.from_bytes(matcher.mask(), "little") >> 256 & 1)
+
+
+def written(style: ToolStyle, name: str, arguments: Any) -> str:
+    call = json.dumps({"name": name, style.arguments: arguments})
+    return f"{style.begin}\n{call}\n{style.end}" if style.begin else call
+
+
+@pytest.mark.parametrize("style", [HERMES, LLAMA])
+@pytest.mark.parametrize("marked", [False, True])
+def test_in_free_text_a_call_of_a_strict_function_fits_its_schema(style: ToolStyle, marked: bool) -> None:
+    compiler = GrammarCompiler(Marked() if marked else Bytes(), 258)
+    functions = [{**FUNCTIONS[0], "strict": True}, FUNCTIONS[1]]
+    add = written(style, "add", {"a": 1})
+    for several in (True, False):
+        made = Grammar.grammar(free_grammar(style, functions, several=several))
+        texts = {
+            "": True, "1 < 2, <tool and {} go": True, "\n\nWell": True, add: True, add[:-3]: False,
+            written(style, "now", {"b": [2]}): True, written(style, "add", {}): False,
+            written(style, "add", {"a": "1"}): False, written(style, "rm", {}): False,
+        }  # fmt: skip
+        if style is HERMES:
+            texts |= {f"I add. {add}": True, f"{add}\n{add} Done.": several, "It is <tool_call>, you see": False}
+        else:
+            texts |= {'{"b": 1}': False, '<|python_tag|>{"name"': False, "<b>{}</b>": True}
+        for text, right in texts.items():
+            assert fits(compiler.matcher(made), text, marked=marked) is right, text
+            if right:
+                parser = ToolCallParser(style, {"add", "now"}, several=several)
+                parser.push(text)
+                assert (parser.finish("stop")[1] == "tool_calls") is ('"name"' in text)
+        thinking = compiler.matcher(made.behind("</think>"))
+        assert fits(thinking, f"Shall I?</think>\n\n{add}", marked=marked)
+
+
+@pytest.mark.parametrize("style", [HERMES, LLAMA])
+def test_a_form_or_a_call(style: ToolStyle) -> None:
+    compiler = GrammarCompiler(Bytes(), 257)
+    calls = call_grammar(style, FUNCTIONS, several=True)
+    add, wrong = written(style, "add", {"a": 1}), written(style, "add", {})
+    closed = {"type": "object", "properties": {"c": {"type": "boolean"}}, "additionalProperties": False}
+    for form, right in ((Grammar.json_schema(closed), '{"c": true}'), (Grammar.regex("[ab]{2}"), "ab")):
+        made = form.otherwise(calls)
+        for text, may in ((right, True), (add, True), (wrong, False), ("So: " + right, False), (right + add, False)):
+            assert fits(compiler.matcher(made), text) is may, text
+            assert fits(compiler.matcher(made.behind("</think>")), f"Hm.</think>\n{text}") is may, text
 
 
 def test_styles_by_template() -> None:
