@@ -6,7 +6,9 @@ where formats are chosen by measuring, pyedge/evaluation/target.py's.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import time
 from pathlib import Path
@@ -99,6 +101,8 @@ def command(
     tensor's rows, it gets another one, with a note.
     """
     target = _target(mix, target_size, target_bpw, pure)
+    if dry_run and folder is not None:
+        raise click.UsageError("--report and --dry-run: give one of them, as a report is written")
     if text is not None and target is None and folder is None:
         raise click.UsageError("--text: goes with --target-size, --target-bpw or --report")
     wishes = _wishes(mix or "Q8_0", tensor_types, output_type, embedding_type, pure)
@@ -118,7 +122,9 @@ def command(
             from pyedge.evaluation.target import Task
 
             task = Task(gguf, wishes, requantize=allow_requantize, threads=threads or 0)
-            plan, found = _measured(task, target, None if given is None else (given, str(text)), importance)
+            plan, found = _measured(
+                task, target, None if given is None else (given, str(text)), importance, (out, folder)
+            )
             facts |= found
         facts |= quantize.facts(plan, gguf)
         if not dry_run:
@@ -168,23 +174,44 @@ def _target(mix: str | None, size: str | None, bpw: str | None, pure: bool) -> T
 
 
 def _measured(
-    task: Task, target: Target | None, given: tuple[str, str] | None, importance: Imatrix | None
+    task: Task,
+    target: Target | None,
+    given: tuple[str, str] | None,
+    importance: Imatrix | None,
+    files: tuple[str, Path | None],
 ) -> tuple[quantize.Plan, dict[str, Any]]:
-    """Runs the model, and chooses. given: the text, and its name."""
+    """Runs the model, and chooses. given: the text, and its name. files: OUT, and the report's folder."""
     from pyedge.evaluation import calibration
     from pyedge.evaluation.reader import Reader
 
-    assert target is not None
-    task.check(target)  # before anything takes time
+    out, folder = files
+    if target is not None:
+        task.check(target)  # before anything takes time
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
     with Reader(task.gguf.path, threads=task.threads, n_ctx=calibration.window(task.gguf)) as reader:
         text = calibration.Text.own() if given is None else calibration.Text(*given)
         with count_bar("reading the text") as progress:
             found = calibration.calibrate(reader, text, importance, progress)
-        task.check(target, found)
+        if target is not None:
+            task.check(target, found)
         with count_bar("measuring matrices") as progress:
             costs = task.measure(reader, found, progress)
-    plan = task.choose(target, costs, found)
-    return plan, {"text": found.name, "kl_estimate": task.expected(plan, costs)}
+        plan = task.plan_for(target, costs, found)
+        facts: dict[str, Any] = {"text": found.name, "kl_estimate": task.expected(plan, costs)}
+        if folder is not None:
+            from pyedge.evaluation import report, report_page
+            from pyedge.tools.output_file import OutputFile
+
+            wanted = (task.wishes.mix, task.wishes.mix, plan) if target is None else (str(target), target.option, plan)
+            with count_bar("measuring candidates") as progress:
+                beside = os.path.dirname(os.path.abspath(out))
+                made = report.make(task, wanted, target is not None, reader, costs, found, beside, progress)
+            for name, content in (("report.json", json.dumps(made.facts())), ("index.html", report_page.page(made))):
+                with OutputFile(folder / name) as file:
+                    file.write(content.encode("utf-8", "backslashreplace"))
+            facts |= {"report": str(folder / "index.html"), "advice": made.facts()["advice"]}
+    return plan, facts
 
 
 def _wishes(
@@ -229,4 +256,9 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
             click.echo(f"{t['name']:{names}}  {shape:>18}  {change:15}  {in_bytes(t['bytes']):>8}")
     bits = "" if facts["bits_per_weight"] is None else f", {facts['bits_per_weight']:.2f} bits per weight"
     sizes = f"{in_bytes(facts['bytes_before'])} -> {in_bytes(facts['bytes_after'])}{bits}"
+    for advice in facts.get("advice", ()):
+        take = "" if advice["name"] is None else f"take {advice['name']}: "
+        click.echo(f"{advice['need']}: {take}{advice['why']}")
+    if "report" in facts:
+        click.echo(f"report: {facts['report']}")
     click.echo(f"would be {sizes}" if dry_run else f"{facts['output']}: {sizes}, in {facts['seconds']:.1f} s")

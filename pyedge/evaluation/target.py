@@ -38,6 +38,13 @@ class Target:
             return f"{self.file_bytes:,} bytes"
         return f"{self.bits_per_weight:g} bits per weight"
 
+    @property
+    def option(self) -> str:
+        """Of the command line."""
+        if self.file_bytes is not None:
+            return f"--target-size {self.file_bytes}"
+        return f"--target-bpw {self.bits_per_weight:g}"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -100,6 +107,12 @@ class Task:
             budget += int(target.bits_per_weight * weights / 8) - sum(t.n_bytes for t in least.tensors)
         taken = allocation.allocate(items, budget)
         return self.plan({n: formats[n][at] for n, at in zip(names, taken, strict=True)}, calibration)
+
+    def plan_for(self, target: Target | None, costs: Costs, calibration: Calibration) -> quantize.Plan:
+        """The choice by size; None: the mix's."""
+        if target is not None:
+            return self.choose(target, costs, calibration)
+        return quantize.plan(self.gguf, self.wishes, calibration.imatrix, requantize=self.requantize)
 
     def measure(
         self, reader: Reader, calibration: Calibration, progress: sensitivity.Progress | None = None
