@@ -87,7 +87,8 @@ class ChatTemplate:
             raise ValueError(f"{where}.tool_calls must be a list, not {type(calls).__name__}")
         if calls:
             copy["tool_calls"] = [_with_arguments(call) for call in calls]
-            copy.setdefault("content", None)
+            if copy.get("content") is None:
+                copy["content"] = None if self._takes_none else ""
         elif copy.get("content") is None:
             copy["content"] = ""
         if copy["content"] is not None:
@@ -113,6 +114,21 @@ class ChatTemplate:
         return _PROBE in (self._probe(_PROBE) or "") or not self._takes_parts
 
     @cached_property
+    def _takes_none(self) -> bool:
+        """Whether a message that is only calls may have no content, which some templates ask for and others, Qwen 3's
+        too, cannot bear, or spell out."""
+        call = {"type": "function", "id": "call00000", "function": {"name": _PROBE, "arguments": {}}}
+
+        def said(content: str | None) -> str | None:
+            before = {"role": "user", "content": _PROBE}
+            after = {"role": "tool", "tool_call_id": "call00000", "name": _PROBE, "content": _PROBE}
+            calls = {"role": "assistant", "content": content, "tool_calls": [call]}
+            return self._probe_messages([before, calls, after, {"role": "assistant", "content": _PROBE}, before])
+
+        without = said(None)
+        return said("") is None if without is None else "None" not in without
+
+    @cached_property
     def _takes_parts(self) -> bool:
         """Whether the template writes the text of parts as it is, and not Python's spelling of a list."""
         with_parts = self._probe([{"type": "text", "text": _PROBE}])
@@ -122,12 +138,13 @@ class ChatTemplate:
         return with_text is None or _PROBE not in with_text or with_text == with_parts
 
     def _probe(self, content: Any) -> str | None:
+        return self._probe_messages([{"role": "user", "content": content}])
+
+    def _probe_messages(self, messages: list[dict[str, Any]]) -> str | None:
         from pyedge.tokenizers.template_sandbox import ChatTemplateError
 
         try:
-            return self._run(
-                {"messages": [{"role": "user", "content": content}], "tools": None}, seconds=_PROBE_SECONDS
-            )
+            return self._run({"messages": messages, "tools": None}, seconds=_PROBE_SECONDS)
         except ChatTemplateError:
             return None
 

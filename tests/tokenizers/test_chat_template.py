@@ -231,6 +231,23 @@ def test_missing_content(make: Make) -> None:
     assert tokenizer.render_chat_template([{"role": "assistant", "tool_calls": [{}]}]) == "TrueNone"
 
 
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{% for m in messages %}{{ m.content.split('|')[-1] }};{% endfor %}", "hi;;"),  # Qwen 3, QwQ
+        ("{% for m in messages %}{{ m.content }};{% endfor %}", "hi;;"),
+        (
+            "{% for m in messages %}{{ 'call' if m.content is none else m.content }};{% endfor %}",
+            "hi;call;",
+        ),  # DeepSeek
+    ],
+)
+def test_calls_without_content_are_what_the_template_can_bear(make: Make, template: str, shown: str) -> None:
+    call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": "{}"}}
+    for message in ({"role": "assistant", "content": None}, {"role": "assistant"}):
+        assert make(template).render_chat_template([*user("hi"), {**message, "tool_calls": [call]}]) == shown
+
+
 def test_arguments_of_tool_calls_are_what_the_json_says(make: Make) -> None:
     tokenizer = make("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
     for arguments, shown in (
