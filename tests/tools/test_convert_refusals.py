@@ -60,7 +60,7 @@ def weights(**changed: np.ndarray | None) -> dict[str, np.ndarray]:
 
 
 def test_tied_or_not(folder: Path, tmp_path: Path) -> None:
-    """An output of its own that is missing is not made up, and one that is not used is not stored."""
+    """B38: an output of its own that is missing is not made up, and one that is not used is not stored."""
     write_weights(folder, weights(lm_head_weight=None))
     refused(folder, r"lm_head\.weight: missing")
     configure(folder, tie_word_embeddings=True)
@@ -68,11 +68,22 @@ def test_tied_or_not(folder: Path, tmp_path: Path) -> None:
     copied = {**weights(lm_head_weight=None), "lm_head.weight": CASE.weights()["model.embed_tokens.weight"]}
     write_weights(folder, copied)
     convert(folder, tmp_path / "copied.gguf")
-    with _core.Gguf(tmp_path / "tied.gguf") as file:
-        assert file.tensor_index("output.weight") < 0
+    found = []
     for name in ("tied", "copied"):
+        with _core.Gguf(tmp_path / f"{name}.gguf") as file:
+            assert file.tensor_index("output.weight") < 0
         with LLM(tmp_path / f"{name}.gguf", precision="f32") as llm:
-            assert llm.logits([1, 2, 3]).shape == (3, 64)
+            found.append(llm.logits([1, 2, 3]))
+    # The embedding as an output of its own is the same model, and is one that computes with it.
+    embedding = CASE.weights()["model.embed_tokens.weight"]
+    configure(folder, tie_word_embeddings=False)
+    write_weights(folder, weights(lm_head_weight=embedding))
+    convert(folder, tmp_path / "own.gguf")
+    with LLM(tmp_path / "own.gguf", precision="f32") as llm:
+        wanted = llm.logits([1, 2, 3])
+    assert wanted.any()
+    for logits in found:
+        assert np.allclose(logits, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("value", "what"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
@@ -85,6 +96,7 @@ def test_what_is_no_number_is_named_with_its_place(folder: Path, value: float, w
 
 
 def test_what_f16_cannot_hold(folder: Path, tmp_path: Path) -> None:
+    """B40: never an infinity that nobody is told of."""
     big = CASE.weights()["model.layers.1.mlp.down_proj.weight"].copy()
     big[3, 5] = 1e5
     write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=big), "BF16")
