@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pyedge import _core
+from pyedge.tokenizers.vocabulary import SPECIAL_IDS
 
 SHOWN = 8  # elements of a long array
 LONG = 64  # elements of an array, and
@@ -46,6 +48,23 @@ def metadata_problems(gguf: _core.Gguf) -> list[str]:
         bad = next((v for v in values if isinstance(v, float) and not math.isfinite(v)), None)
         if bad is not None:
             problems.append(f"{key}: is or holds {bad}, which is no number; get the file from another source")
+    return problems
+
+
+def id_problems(gguf: _core.Gguf) -> list[str]:
+    """Ids of no token, in keys that the tokenizer does not read, and so does not warn of: `fim_pre`, `mask`, lists."""
+    key = "tokenizer.ggml.tokens"
+    n_tokens = gguf.length(key) if isinstance(gguf.get(key), list) else 0
+    problems = []
+    for key in gguf.keys():  # noqa: SIM118
+        name = key.removeprefix("tokenizer.ggml.").removesuffix("_token_id")
+        if not n_tokens or not re.fullmatch(r"tokenizer\.ggml\.\w+_token_ids?", key) or name in SPECIAL_IDS:
+            continue
+        value = gguf.get(key)
+        for token in value if isinstance(value, list) else [value]:
+            if type(token) is not int or not 0 <= token < n_tokens:
+                problems.append(f"{key}: {token!r:.40} is outside the vocabulary of {n_tokens} tokens")
+                break
     return problems
 
 

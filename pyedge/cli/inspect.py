@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pyedge.models import Plan
 
 CONTEXTS = (4096, 32768)  # tokens that memory is estimated for
-KV_BYTES = 2  # of an f16, the default
+TOOLS = [  # that a template for tools is tried with
+    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object"}}}
+]
 _WIDE = 100  # characters of a value that are shown
 
 EXAMPLES = """\b
@@ -57,7 +59,7 @@ def command(model: str, quick: bool, as_json: bool) -> None:
             "tensors": inspect.tensors(gguf),
             "sizes": inspect.sizes(gguf),
         }
-        problems = inspect.metadata_problems(gguf) + inspect.unknown_formats(gguf)
+        problems = inspect.metadata_problems(gguf) + inspect.id_problems(gguf) + inspect.unknown_formats(gguf)
         with _warnings(problems):
             plan = _plan(gguf, problems)
             facts["tokenizer"] = _tokenizer(gguf, problems)
@@ -114,12 +116,12 @@ def _tokenizer(gguf: _core.Gguf, problems: list[str]) -> dict[str, Any] | None:
     except (ModelError, ValueError) as e:
         problems.append(one_line(e))
         return None
-    templates = sorted(tokenizer.chat_templates)
-    if tokenizer.chat_template:
-        try:
-            tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
-        except ValueError as e:  # a ChatTemplateError is one
-            problems.append(f"tokenizer.chat_template: {one_line(e).removeprefix(f'{gguf.path}: ')}")
+    for name, key, tools in (("default", "", None), ("tool_use", ".tool_use", TOOLS)):
+        if name in tokenizer.chat_templates:
+            try:
+                tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tools)
+            except ValueError as e:  # a ChatTemplateError is one
+                problems.append(f"tokenizer.chat_template{key}: {one_line(e).removeprefix(f'{gguf.path}: ')}")
     return {
         "model": gguf.get("tokenizer.ggml.model"),
         "pre": gguf.get("tokenizer.ggml.pre"),
@@ -128,27 +130,21 @@ def _tokenizer(gguf: _core.Gguf, problems: list[str]) -> dict[str, Any] | None:
         "eos": tokenizer.eos_id,
         "end_ids": sorted(tokenizer.end_ids),
         "add_bos": tokenizer.add_bos,
-        "chat_templates": templates,
+        "chat_templates": sorted(tokenizer.chat_templates),
     }
 
 
 def _memory(plan: Plan, weight_bytes: int) -> dict[str, Any]:
-    """Bytes that a conversation takes. Weights are packed into nearly their size in the file."""
-    from pyedge import _core
+    """Bytes that a conversation takes, as long as CONTEXTS say or as the model can be used. Weights are packed into
+    nearly their size in the file."""
+    from pyedge.models.cost import kv_bytes_per_token
 
-    kinds = [info.name for info in _core.ops()]
-    per_token = 0
-    for op in plan.ops:
-        if kinds[op.kind] == "attention":
-            names = [word.partition(":")[2] for word in _core.ops()[op.kind].parameters.split()]
-            values = dict(zip(names, op.parameters, strict=True))
-            per_token += int(2 * values["n_kv_heads"] * values["head_dim"]) * KV_BYTES
     limit = plan.hparams.context_length
+    per_token = round(kv_bytes_per_token(plan))
     return {
         "context_length": limit,
         "kv_bytes_per_token": per_token,
-        "bytes_at_context": {str(n): weight_bytes + n * per_token for n in CONTEXTS if n <= limit}
-        or {str(limit): weight_bytes + limit * per_token},
+        "bytes_at_context": {str(n): weight_bytes + n * per_token for n in sorted({min(n, limit) for n in CONTEXTS})},
     }
 
 

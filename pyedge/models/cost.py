@@ -120,9 +120,19 @@ def _attention(c: _Counter, op: Op) -> Cost:
             keys += sum(seen)
         else:
             keys += sum(min(t + 1, window or t + 1) for t in range(start, end))
-    of_one = p["head_dim"] * _KV_BYTES[c.kv_type]
     # Two products with each key, its value's among them, and an exponential.
-    return Cost(2 * read * p["n_kv_heads"] * of_one, 0.0, keys * p["n_heads"] * (2 * p["head_dim"] + _EXP))
+    return Cost(read * _kv_bytes(p, c.kv_type), 0.0, keys * p["n_heads"] * (2 * p["head_dim"] + _EXP))
+
+
+def _kv_bytes(attention: dict[str, int | float], kv_type: str) -> float:
+    """Of one token in one layer: a key and a value for each head."""
+    return 2 * attention["n_kv_heads"] * attention["head_dim"] * _KV_BYTES[kv_type]
+
+
+def kv_bytes_per_token(plan: Plan, kv_type: str = "f16") -> float:
+    """What a token takes in the cache, in all layers. The core says so of a loaded model (page_bytes)."""
+    kinds = _table()
+    return sum(_kv_bytes(_parameters(op), kv_type) for op in plan.ops if kinds[op.kind][0] == "attention")
 
 
 def _moe(c: _Counter, op: Op) -> Cost:

@@ -13,7 +13,10 @@ from click.testing import CliRunner, Result
 from ggufbytes import Kv, Type, write_gguf
 from tinymodel import vocabulary, write_tiny_llama
 
+import pyedge
+from pyedge import _core
 from pyedge.cli import cli
+from pyedge.models.cost import kv_bytes_per_token
 
 
 def inspect(*args: object) -> Result:
@@ -32,7 +35,7 @@ def problems(*args: object) -> str:
 
 
 def test_a_sound_model_is_described(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "m.gguf", types={"": "Q8_0", "output": "F16"}, context=8192, n_kv=2)
+    path = write_tiny_llama(tmp_path / "m.gguf", types={"": "Q8_0", "output": "F16"}, context=8192, n_head=2, n_kv=2, head_dim=32)
     found = document(path)
     reader = gguf.GGUFReader(path)
     assert found["problems"] == []
@@ -47,9 +50,16 @@ def test_a_sound_model_is_described(tmp_path: Path) -> None:
     assert sizes["parameters"] == sum(int(t.n_elements) for t in reader.tensors)
     assert sum(sizes["bytes_by_type"].values()) == sizes["weight_bytes"]
     assert sizes["bits_per_weight"] == pytest.approx(8 * sizes["weight_bytes"] / sizes["parameters"])
-    assert found["memory"]["kv_bytes_per_token"] == 2 * 2 * (2 * 16) * 2  # layers, k and v, heads of 16, f16
+    assert found["memory"]["kv_bytes_per_token"] == 2 * 2 * (2 * 32) * 2  # layers, k and v, heads of 32, f16
     per_token = found["memory"]["kv_bytes_per_token"]
-    assert found["memory"]["bytes_at_context"] == {"4096": sizes["weight_bytes"] + 4096 * per_token}
+    assert found["memory"]["bytes_at_context"] == {
+        str(n): sizes["weight_bytes"] + n * per_token
+        for n in (4096, 8192)  # no more than the context
+    }
+    with pyedge.LLM(path, max_model_len=64) as llm:
+        assert per_token == _core.page_bytes(llm.weights, 16, "f16") / 16
+        for kv_type in ("f32", "f16", "q8_0", "q4_0"):
+            assert kv_bytes_per_token(llm.plan, kv_type) == _core.page_bytes(llm.weights, 16, kv_type) / 16
     assert found["tokenizer"]["tokens"] == len(tokens)
     assert found["tokenizer"]["eos"] == 2
     shown = inspect(path)
@@ -108,9 +118,19 @@ def test_large_values_are_no_problem_and_zeros_are_told(tmp_path: Path) -> None:
         ({"keys": {"general.architecture": "nosuch"}}, "general.architecture"),
         ({"keys": {"tokenizer.ggml.pre": "nosuch"}}, "tokenizer.ggml.pre"),
         ({"keys": {"tokenizer.ggml.eos_token_id": 5000}}, "tokenizer.ggml.eos_token_id: 5000 is outside"),
+        ({"keys": {"tokenizer.ggml.bos_token_id": 5000}}, "tokenizer.ggml.bos_token_id: 5000 is outside"),
+        ({"keys": {"tokenizer.ggml.fim_pre_token_id": 5000}}, "tokenizer.ggml.fim_pre_token_id: 5000 is outside"),
+        ({"extra": {"blk.0.odd.weight": np.ones(64, np.float32)}}, "blk.0.odd.weight: the llama family does not read"),
         ({"keys": {"llama.rope.freq_base": float("nan")}}, "llama.rope.freq_base: is or holds nan"),
         ({"chat_template": "{% if %}"}, "tokenizer.chat_template: "),
         ({"chat_template": "{{ raise_exception('not for you') }}"}, "not for you"),
+        (
+            {
+                "chat_template": "{{ messages }}",
+                "keys": {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "{% if %}"},
+            },
+            "tokenizer.chat_template.tool_use: ",
+        ),
     ],
 )
 def test_what_keeps_a_model_from_running_is_said(tmp_path: Path, options: dict[str, Any], wanted: str) -> None:
