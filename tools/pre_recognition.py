@@ -7,8 +7,10 @@ rules' patterns, and where every word is the same the rules are.
 
 from __future__ import annotations
 
+import logging
 import random
 from functools import cache
+from operator import eq
 from typing import TYPE_CHECKING
 
 from pyedge.errors import ModelError
@@ -18,6 +20,10 @@ from pyedge.tokenizers.pretokenizers import PRE_TOKENIZERS
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
+
+log = logging.getLogger(__name__)
+
+_APART = "e\u0301"
 
 # One or more of every class that any rule tells from others: letters of all kinds, marks, digits and other numbers,
 # white space, quotes, the ASCII marks that single rules name, other punctuation and symbols, CJK, and contractions.
@@ -48,7 +54,7 @@ def _cuts(pre_tokenizer: PreTokenizer) -> tuple[int, ...]:
 
 def recognised(library: Tokenizer, whole_words: bool) -> str:
     """The name. library: of a tokenizer.json. whole_words: that it takes a word that is a token as one, which need not
-    make a difference: rules that say otherwise come second."""
+    make a difference, no more than NFC: rules that say otherwise come second."""
     cuts = _cuts(library.pre_tokenizer) if library.pre_tokenizer is not None else (len(probe()),)
     found = [name for name, rules in PRE_TOKENIZERS.items() if rules.byte_level and cuts_of(rules.patterns) == cuts]
     if not found:
@@ -56,4 +62,14 @@ def recognised(library: Tokenizer, whole_words: bool) -> str:
             "tokenizer.json: cuts words by rules that have no name here; if they are nearly those of another model, "
             "say --pre NAME (in Python, pre=NAME)"
         )
-    return next((name for name in found if PRE_TOKENIZERS[name].whole_words == whole_words), found[0])
+    composes = library.normalizer is not None and library.normalizer.normalize_str(_APART) != _APART
+    wanted = (whole_words, composes)
+    name = max(found, key=lambda n: tuple(map(eq, (PRE_TOKENIZERS[n].whole_words, PRE_TOKENIZERS[n].composes), wanted)))
+    if PRE_TOKENIZERS[name].composes != composes:
+        log.warning(
+            "tokenizer.json: %s text to NFC, and pre %s says otherwise: letters with their marks apart will have other "
+            "tokens than with transformers",
+            "brings" if composes else "does not bring",
+            name,
+        )
+    return name

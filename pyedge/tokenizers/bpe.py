@@ -1,8 +1,9 @@
 """BPE with merges (`tokenizer.ggml.model` "gpt2", of bytes, and "gemma4", of characters), through the `tokenizers`
 library.
 
-Owns the byte alphabet, the merges and the cutting into words. Special tokens never get here: their texts are split off
-before, and a token that is not ordinary text takes no part in merging, so text cannot become one.
+Owns the byte alphabet, the merges, the cutting into words, and Unicode's NFC where the original tokenizer has it.
+Special tokens never get here: their texts are split off before, and a token that is not ordinary text takes no part in
+merging, so text cannot become one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from pyedge.tokenizers.vocabulary import SPACE, Frame, Metadata, TokenType, Voca
 
 if TYPE_CHECKING:
     import tokenizers
-    from tokenizers import pre_tokenizers
+    from tokenizers import normalizers, pre_tokenizers
 
 log = logging.getLogger(__name__)
 
 _UTF8_BYTES = frozenset(range(0xF5)) - {0xC0, 0xC1}
+_MOST_COMPOSED = 4  # bytes that become one: 7 become 2 (U+1FBE U+0308 U+0301)
 _MERGED = frozenset((TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE))
 
 
@@ -42,6 +44,7 @@ class BpeTokenizer:
         self.frame = Frame.of(gguf, ids.get("bos"), ids.get("eos"), rules.add_bos, False)
         self._vocabulary = vocabulary
         self._library = _build(vocabulary, read_texts(gguf, "tokenizer.ggml.merges")[0], rules)
+        self._composer = _composer() if rules.composes else None
         self._longest = max(1, *map(len, vocabulary.texts))  # in bytes: a character of the byte alphabet is one
         self.missing_bytes = frozenset(b for b in _UTF8_BYTES if self._library.token_to_id(self._name(b)) is None)
         self._warned = not self.missing_bytes
@@ -52,7 +55,10 @@ class BpeTokenizer:
     def fewest(self, text: str) -> int:
         """The text has no fewer tokens than this. Counting what it has takes a thousand times as long."""
         if self._rules.byte_level:
-            return -(-len(text.encode().translate(None, bytes(self.missing_bytes))) // self._longest)
+            n_bytes = len(text.encode().translate(None, bytes(self.missing_bytes)))
+            if self._rules.composes and not text.isascii():
+                n_bytes = 0 if self.missing_bytes else -(-n_bytes // _MOST_COMPOSED)
+            return -(-n_bytes // self._longest)
         return 0 if self.missing_bytes else -(-len(text) // self._longest)
 
     def encode(self, text: str) -> Iterator[list[int]]:
@@ -62,6 +68,8 @@ class BpeTokenizer:
 
     def _encode(self, text: str) -> list[int]:
         if self._rules.byte_level:
+            if self._composer is not None and not text.isascii():
+                text = self._composer.normalize_str(text)
             if not self._warned and not self.missing_bytes.isdisjoint(text.encode()):
                 self._warned = True
                 log.warning("the text has bytes for which this model has no token; they are left out")
@@ -85,6 +93,13 @@ class BpeTokenizer:
             return text.encode("latin-1")
         except UnicodeEncodeError:  # not of the byte alphabet, so it stands for itself
             return self._vocabulary.texts[token].encode()
+
+
+def _composer() -> normalizers.NFC:
+    """The library's own: Python may know another version of Unicode than the models' tokenizers do."""
+    from tokenizers import normalizers
+
+    return normalizers.NFC()
 
 
 def _build(vocabulary: Vocabulary, merges: list[str], rules: PreTokenizer) -> tokenizers.Tokenizer:

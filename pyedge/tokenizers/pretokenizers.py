@@ -74,6 +74,7 @@ class PreTokenizer:
     whole_words: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
     add_bos: bool = False  # where the file does not say
     byte_level: bool = True  # in GPT-2's alphabet of bytes; else in characters, a space as U+2581, the rest as bytes
+    composes: bool = False  # text is brought to Unicode's NFC first; at a cut nothing composes
     cut: re.Pattern[str] = _ANY  # a place between two words
 
 
@@ -104,6 +105,8 @@ _CL100K = PreTokenizer((_cl100k(r"\p{N}{1,3}"),))
 _LLAMA_3 = replace(_CL100K, whole_words=True, add_bos=True)
 _GLM_4 = replace(_CL100K, whole_words=True)
 _QWEN_2 = PreTokenizer((_cl100k(r"\p{N}"),))
+_QWEN_2_COMPOSED = replace(_QWEN_2, composes=True)
+_GPT_NEOX = replace(_GPT_2, composes=True)
 _O200K = PreTokenizer((_o200k(r"\p{N}{1,3}", rf"(?i:{_CONTRACTIONS})?"),), cut=_NO_APOSTROPHE)
 _DEEPSEEK_V3 = PreTokenizer(_DEEPSEEK_3, cut=_BETWEEN_WORDS)
 _OF_WORDS = PreTokenizer((_BLOOM,), cut=_BETWEEN_WORDS)
@@ -126,7 +129,9 @@ PRE_TOKENIZERS = {  # of names for the same rules, the best known one comes firs
         cut=_BETWEEN_WORDS,
     ),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
-    "qwen35": PreTokenizer((_cl100k(r"\p{N}", r"\p{L}\p{M}", r"\p{L}\p{M}\p{N}"),)),
+    "qwen35": PreTokenizer((_cl100k(r"\p{N}", r"\p{L}\p{M}", r"\p{L}\p{M}\p{N}"),), composes=True),
+    "qwen2": _QWEN_2_COMPOSED,
+    "command-r": replace(_SMOLLM, composes=True),
     "tekken": PreTokenizer((_o200k(r"\p{N}", ""),), whole_words=True, add_bos=True),
     "viking": replace(_OF_WORDS, patterns=(_BLOOM, r"\p{N}")),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _CL100K),
@@ -139,16 +144,17 @@ PRE_TOKENIZERS = {  # of names for the same rules, the best known one comes firs
     **dict.fromkeys(
         (
             "gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "gigachat", "a.x-4.0", "mellum",
-            "modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "jina-v1-en",
+            "modern-bert", "jais", "trillion", "granite-docling", "exaone4", "jina-v1-en",
             "jina-v2-code", "roberta-bpe",
         ),
         _GPT_2,
     ),
+    **dict.fromkeys(("olmo", "mpt"), _GPT_NEOX),
     **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _SMOLLM
+        ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), _SMOLLM
     ),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        ("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
         _QWEN_2,
     ),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK_V3),

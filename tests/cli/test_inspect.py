@@ -35,7 +35,9 @@ def problems(*args: object) -> str:
 
 
 def test_a_sound_model_is_described(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "m.gguf", types={"": "Q8_0", "output": "F16"}, context=8192, n_head=2, n_kv=2, head_dim=32)
+    path = write_tiny_llama(
+        tmp_path / "m.gguf", types={"": "Q8_0", "output": "F16"}, context=8192, n_head=2, n_kv=2, head_dim=32
+    )
     found = document(path)
     reader = gguf.GGUFReader(path)
     assert found["problems"] == []

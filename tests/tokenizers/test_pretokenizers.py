@@ -25,6 +25,7 @@ def metadata() -> dict[str, Any]:
 @pytest.mark.parametrize("pre", WORDS)
 def test_words(pre: str) -> None:
     tokenizer = Tokenizer.from_gguf(metadata(), pre=pre)
+    tokenizer._kind._composer = None  # type: ignore[attr-defined]  # the cutting is compared, of the text as it is
     for text, words in zip(TEXTS, WORDS[pre], strict=True):
         assert words_of([tokenizer.pieces[i] for i in tokenizer.encode(text, bos=False)]) == words, text
 

@@ -185,8 +185,8 @@ PUBLISHED = {  # as models' tokenizer.json have them
     "smollm": (by_digits(True), False),
     "llama-bpe": (split(LLAMA_3), True),
     "dbrx": (split(LLAMA_3), False),
-    "qwen2": (split(QWEN_2), False),
-    "qwen2 ": (split(QWEN_2.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)")), False),
+    "deepseek-r1-qwen": (split(QWEN_2), False),
+    "deepseek-r1-qwen ": (split(QWEN_2.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)")), False),
     "deepseek-v3": (split(*PRE_TOKENIZERS["deepseek-v3"].patterns), False),
     "gpt-4o": (split(*PRE_TOKENIZERS["gpt-4o"].patterns), False),
 }
@@ -245,10 +245,42 @@ def test_what_is_cut_alike_and_joined_otherwise_is_refused(tmp_path: Path) -> No
 
 
 def test_normalizers_that_change_text_are_refused(tmp_path: Path) -> None:
-    tokenizer = {**bpe(PUBLISHED["qwen2"][0]), "normalizer": {"type": "NFC"}}
+    tokenizer = {**bpe(PUBLISHED["deepseek-r1-qwen"][0]), "normalizer": {"type": "NFC"}}
     made(tmp_path / "c", 300, tokenizer__json=tokenizer)
     with pytest.raises(ModelError, match="normalizer"):
         made(tmp_path / "c", 300, tokenizer__json={**tokenizer, "normalizer": {"type": "Lowercase"}})
+
+
+APART = (  # what a normalizer to NFC changes, alone, beside what ends a piece, and where it makes most of it
+    "e\u0301", "Cafe\u0301 nai\u0308ve", "\u1112\u1161\u11ab\u1100\u1173\u11af", "\u212b \u212a", "\u1fbe\u0308\u0301",
+    " \u0301a", "=\u0338", "\u0301", "o\u0323\u0302 o\u0302\u0323", "\ufb01 \u2460", "\u0958",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "pre"), [("qwen2", split(QWEN_2)), ("command-r", by_digits(True)), ("olmo", {**BYTES, "use_regex": True})]
+)
+def test_a_normalizer_to_nfc(tmp_path: Path, name: str, pre: dict[str, Any]) -> None:
+    """Composed letters, as the original's: llama.cpp reads the same file without."""
+    tokenizer = {**bpe(pre), "normalizer": {"type": "NFC"}}
+    ours, keys = made(tmp_path / "c", 300, tokenizer__json=tokenizer)
+    assert keys["pre"] == name
+    library = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+    for text in [*APART, *TEXTS, "x, ".join(APART)]:
+        ids = library.encode(text).ids
+        assert ours.encode(text) == ids, text
+        assert ours._kind.fewest(text) <= len(ids)
+    plain, _ = made(tmp_path / "plain", 300, tokenizer__json=bpe(pre))
+    assert plain.encode("e\u0301") == tokenizers.Tokenizer.from_str(json.dumps(bpe(pre))).encode("e\u0301").ids
+    assert plain.encode("e\u0301") != ours.encode("e\u0301")
+
+
+def test_a_normalizer_that_no_name_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "pyedge"):
+        tokenizer = {**bpe(split(LLAMA_3), ignore_merges=True), "normalizer": {"type": "NFC"}}
+        _, keys = made(tmp_path / "c", 300, tokenizer__json=tokenizer)
+    assert keys["pre"] == "llama-bpe"
+    assert "brings text to NFC, and pre llama-bpe says otherwise" in caplog.text
 
 
 # ---- Around a text ---------------------------------------------------------------------------------------------------
@@ -268,7 +300,7 @@ def test_all_ends_of_a_generation(tmp_path: Path) -> None:
     tokenizer, keys = made(
         tmp_path / "c",
         270,
-        tokenizer__json=bpe(PUBLISHED["qwen2"][0], *CHAT),
+        tokenizer__json=bpe(PUBLISHED["deepseek-r1-qwen"][0], *CHAT),
         tokenizer_config__json={"eos_token": "<|im_end|>", "bos_token": None, "pad_token": "<|stop|>"},
         generation_config__json={"eos_token_id": [265, 264, 266]},
         config__json={"bos_token_id": 263, "eos_token_id": 264},
@@ -286,7 +318,7 @@ def test_an_end_that_cannot_be_said_is_told(tmp_path: Path, caplog: pytest.LogCa
     tokenizer, _ = made(
         tmp_path / "c",
         270,
-        tokenizer__json=bpe(PUBLISHED["qwen2"][0], *CHAT),
+        tokenizer__json=bpe(PUBLISHED["deepseek-r1-qwen"][0], *CHAT),
         tokenizer_config__json={"eos_token": "<|im_end|>"},
         generation_config__json=ends,
     )
@@ -295,7 +327,10 @@ def test_an_end_that_cannot_be_said_is_told(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_what_stands_around_a_text(tmp_path: Path) -> None:
-    json_ = {**bpe(PUBLISHED["qwen2"][0], *CHAT), "post_processor": frame("<|begin|>", 263, ("<|stop|>", 265))}
+    json_ = {
+        **bpe(PUBLISHED["deepseek-r1-qwen"][0], *CHAT),
+        "post_processor": frame("<|begin|>", 263, ("<|stop|>", 265)),
+    }
     config = {"eos_token": "<|im_end|>"}
     tokenizer, keys = made(tmp_path / "c", 270, tokenizer__json=json_, tokenizer_config__json=config)
     assert tokenizer.encode("the") == [263, 257, 265]
@@ -309,7 +344,7 @@ def test_what_stands_around_a_text(tmp_path: Path) -> None:
 
 def test_padding_and_cutting_belong_to_no_text(tmp_path: Path) -> None:
     """MiniLM's file has both, for batches."""
-    json_ = bpe(PUBLISHED["qwen2"][0])
+    json_ = bpe(PUBLISHED["deepseek-r1-qwen"][0])
     json_["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
     pad = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None}
     json_["padding"] = {**pad, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
@@ -352,7 +387,7 @@ def test_word_pieces(tmp_path: Path, lower: bool) -> None:
 
 
 def test_templates(tmp_path: Path) -> None:
-    one = {"tokenizer__json": bpe(PUBLISHED["qwen2"][0])}
+    one = {"tokenizer__json": bpe(PUBLISHED["deepseek-r1-qwen"][0])}
 
     def templates(name: str, **files: Any) -> dict[str, str]:
         return made(tmp_path / name, 263, **one, **files)[0].chat_templates
