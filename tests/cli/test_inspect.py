@@ -17,6 +17,7 @@ import pyedge
 from pyedge import _core
 from pyedge.cli import cli
 from pyedge.models.cost import kv_bytes_per_token
+from pyedge.tools import inspect as tools_inspect
 
 
 def inspect(*args: object) -> Result:
@@ -102,6 +103,28 @@ def test_a_block_scale_that_is_infinite_is_found(tmp_path: Path) -> None:
     data[34 + 2 :] = bytes([1]) * len(data[34 + 2 :])
     path = write_gguf(tmp_path / "m.gguf", [], [("q", [64, 2], 8, bytes(data))])
     assert "q: value 32 is infinity (and 31 more" in problems(path)
+
+
+@pytest.mark.parametrize("info", [f for f in _core.formats() if f.name in tools_inspect.SCALES], ids=lambda f: f.name)
+def test_scales_decide_whether_a_block_is_finite(tmp_path: Path, info: _core.FormatInfo) -> None:
+    """Whatever else is in it; and each of them does."""
+    rng = np.random.default_rng(1)
+    blocks = rng.integers(0, 256, (64, info.block_bytes), np.uint8)
+    for at in tools_inspect.SCALES[info.name]:
+        blocks[:, at + 1] &= 0xFB  # never the exponent of infinity and NaN
+
+    def values(blocks: np.ndarray) -> np.ndarray:
+        tensor = ("w", [info.block_values, len(blocks)], info.type, blocks.tobytes())
+        with _core.Gguf(write_gguf(tmp_path / "m.gguf", [], [tensor])) as file:
+            return file.dequantize("w")
+
+    assert np.all(np.isfinite(values(blocks)))
+    assert problems(tmp_path / "m.gguf").count("w: ") == 0
+    for at in tools_inspect.SCALES[info.name]:
+        bad = blocks.copy()
+        bad[7, at : at + 2] = (0, 0x7C)
+        assert not np.all(np.isfinite(values(bad))), at
+        assert f"w: value {7 * info.block_values}" in problems(tmp_path / "m.gguf")
 
 
 def test_large_values_are_no_problem_and_zeros_are_told(tmp_path: Path) -> None:
