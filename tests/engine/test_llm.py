@@ -154,6 +154,20 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
         llm.logits([5, 6, 7])
 
 
+def test_a_block_scale_that_is_infinite_is_an_error(tmp_path: Path) -> None:
+    """B47: no token is made of it."""
+    path = write_tiny_llama(tmp_path / "m.gguf", types={"": "Q8_0"})
+    with _core.Gguf(path) as file:
+        block = file.read("blk.1.ffn_down.weight", 0, 34)
+    data = bytearray(path.read_bytes())
+    at = data.index(block)
+    data[at : at + 2] = b"\x00\x7c"
+    path.write_bytes(data)
+    for precision in ("fast", "f32"):
+        with LLM(path, threads=1, precision=precision) as llm, pytest.raises(ModelError, match="not finite"):
+            llm.generate("the cat", SamplingParams(max_tokens=4))
+
+
 LIMITED = """
 import resource
 import sys

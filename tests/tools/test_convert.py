@@ -18,8 +18,9 @@ import pytest
 from corerun import Runner
 from program import program
 
-from pyedge import ModelError, _core
+from pyedge import LLM, ModelError, _core
 from pyedge.models import build_plan
+from pyedge.tokenizers.vocabulary import TokenType
 from pyedge.tools.convert import convert
 
 NAMES = families.names()
@@ -73,6 +74,27 @@ def test_every_family(tmp_path: Path, name: str) -> None:
             for t in ours.tensors:
                 assert np.allclose(ours.dequantize(t.name), theirs.dequantize(t.name), rtol=1e-6, atol=0), t.name
                 assert t.type == theirs.tensors[theirs.tensor_index(t.name)].type
+
+
+def test_heads_of_their_own_width_and_rows_without_tokens(tmp_path: Path) -> None:
+    """B43: head_dim is no quotient, and the embedding may have more rows than there are tokens."""
+    case = families.load("qwen3")
+    heads, width = case.config["num_attention_heads"], case.config["head_dim"]
+    assert width != case.config["hidden_size"] // heads
+    folder, path = hfcheckpoint.write(tmp_path / "c", case), tmp_path / "m.gguf"
+    n_rows = case.config["vocab_size"]
+    n_tokens = n_rows - 16
+    hfcheckpoint.write_tokenizer(folder, n_tokens)
+    convert(folder, path)
+    with _core.Gguf(path) as file:
+        assert file.get("qwen3.attention.key_length") == file.get("qwen3.attention.value_length") == width
+        assert len(file.get("tokenizer.ggml.tokens", [])) == n_rows
+        types = file.get("tokenizer.ggml.token_type", [])
+        assert types[n_tokens:] == [TokenType.UNUSED] * (n_rows - n_tokens)
+    with LLM(path, precision="f32") as llm:
+        assert np.all(np.isfinite(llm.logits([n_rows - 1])))
+        with pytest.raises(ValueError, match=str(n_rows)):
+            llm.logits([n_rows])
 
 
 def test_the_text_part_of_a_model_of_images(tmp_path: Path) -> None:

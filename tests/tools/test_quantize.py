@@ -110,6 +110,7 @@ def test_metadata_are_kept_to_the_byte_and_in_order(tmp_path: Path) -> None:
 
 
 def test_rows_that_no_block_divides_fall_back_and_say_so(tmp_path: Path) -> None:
+    """B45: each tensor gets a format whose blocks divide its rows."""
     """B45: a format whose blocks divide the rows, and a line that says which."""
     source = write_tiny_llama(tmp_path / "in.gguf", n_embd=288, n_head=9, n_kv=3, head_dim=32, n_ff=512)
     outcome = program("quantize", str(source), str(tmp_path / "out.gguf"), "Q4_K_M")
@@ -129,6 +130,7 @@ def test_rows_that_no_block_divides_fall_back_and_say_so(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mix", ["Q4_1", "Q8_0", "Q4_K_M", "F16", "F32"])
 def test_weights_that_are_no_numbers_are_refused_by_name_and_place(tmp_path: Path, mix: str) -> None:
+    """B47: and what is only large is refused where it would become infinity."""
     """B47: none goes into a file, and what is only large does where the format holds it."""
     values = np.random.default_rng(1).standard_normal((288, 512)).astype(np.float32) * 0.05
     out = tmp_path / "out.gguf"
@@ -156,6 +158,7 @@ def _with_down(folder: Path, values: np.ndarray) -> Path:
 
 
 def test_a_matrix_of_zeros_stays_one(tmp_path: Path) -> None:
+    """B47."""
     source = Wide(tmp_path / "in.gguf", extra={"blk.1.ffn_down.weight": np.zeros((256, 512), np.float32)})
     with _core.Gguf(made(source, tmp_path / "out.gguf", "Q4_K_M")) as file:
         assert not file.dequantize("blk.1.ffn_down.weight").any()
