@@ -10,6 +10,7 @@ enum {
     FLOAT_TOKENS = 4,   // of a full tile of floats, with two panels: sums enough to hide an fma's latency, none spilled
     PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
     PREFETCH = 1152,    // bytes ahead in each stream
+    SLICE = 16,         // units, whole blocks, whose second terms follow upon their first terms
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ PE_INLINE void add_unit_16(const pe_class cls, const pe_scales scales, const int
         if (!(who >> r & 1)) continue;
         if (zero)
             s[r] = vi_sub(s[r], vi_shl(dot_halves(first.sub, last.sub, halves_bits(ab[r] + at)), __builtin_ctz(zero)));
-        sum[r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[r]), sum[r]);
+        sum[r] = vf_fma(vf_mul(d, vi_to_f32(s[r])), vf_set1(ab[r][at].d), sum[r]);
     }
 }
 #endif
@@ -152,7 +153,7 @@ PE_INLINE void add_units(const pe_class cls, const pe_scales scales, const int R
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++)
                     if (who >> r & 1)
-                        sum[p][r] = vf_fma(vf_mul(d, vf_set1(ab[r][at].d)), vi_to_f32(s[p][r]), sum[p][r]);
+                        sum[p][r] = vf_fma(vf_mul(d, vi_to_f32(s[p][r])), vf_set1(ab[r][at].d), sum[p][r]);
             }
         }
     if (!pe_scales_have_m(scales)) return;
@@ -176,68 +177,78 @@ PE_INLINE void add_units(const pe_class cls, const pe_scales scales, const int R
     }
 }
 
-// All first terms in order of k, then the second terms of those units that have one, in order of k.
+// Which of the SLICE units from `slice` on have a second term, as bits.
+PE_INLINE unsigned fine_units(const pe_act *a, int64_t t, int64_t slice) {
+    return (unsigned)(a->has_fine[t * a->ldm + slice / 64] >> slice % 64) & ((1u << SLICE) - 1);
+}
+
+// Writes a panel's sums of one token into its row y, with the bias.
+PE_INLINE void put(const pe_weight *w, const float *bias, int64_t panel, vf sum, float *y) {
+    const int64_t row = panel * VL, n = w->rows - row;
+    if (n >= VL) vf_store(y + row, bias ? vf_add(sum, vf_load(bias + row)) : sum);
+    else vf_store_n(y + row, bias ? vf_add(sum, vf_load_n(bias + row, (int)n)) : sum, (int)n);
+}
+
+// Slice by slice: all first terms in order of k, then the second terms of those units that have one, in order of k.
 PE_INLINE void integer_tile(const pe_class cls, const pe_scales scales, const int R, const int P, const pe_weight *w,
                             const pe_act *a, const float *bias, int64_t t, int64_t panel, float *y, int64_t ldy) {
     const int units = units_of(scales);
     const uint8_t *panels = w->data + (size_t)panel * w->panel_bytes, *block = panels;
-    const int8_t *q[DOT_TOKENS];
-    const pe_act_block *ab[DOT_TOKENS];
+    const int8_t *q[DOT_TOKENS], *fine_q[DOT_TOKENS];
+    const pe_act_block *ab[DOT_TOKENS], *fine[DOT_TOKENS];
     vf sum[PANELS_OF_ONE][DOT_TOKENS];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
         q[r] = a->q + (t + r) * a->ldq;
         ab[r] = a->blocks + (t + r) * a->ldb;
+        fine_q[r] = a->fine_q + (t + r) * a->ldq;
+        fine[r] = a->fine + (t + r) * a->ldb;
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) sum[p][r] = vf_zero();
     }
-    for (int64_t b = 0; b < w->n_blocks; b++, block += w->block_bytes) {
-        if (R == 1) {  // streams side by side, each read ahead as far as it is used: a burst would wait for itself
-            for (int u = 0; u < units; u++) {
-                const size_t first = w->block_bytes * (size_t)u / (size_t)units / 64 * 64;
-                const size_t end = w->block_bytes * (size_t)(u + 1) / (size_t)units / 64 * 64;
+    const int64_t n = w->n_blocks * units;
+    for (int64_t slice = 0; slice < n; slice += SLICE) {
+        const int64_t end_block = (slice + SLICE < n ? slice + SLICE : n) / units;
+        for (int64_t b = slice / units; b < end_block; b++, block += w->block_bytes) {
+            if (R == 1) {  // streams side by side, each read ahead as far as it is used: a burst would wait for itself
+                for (int u = 0; u < units; u++) {
+                    const size_t first = w->block_bytes * (size_t)u / (size_t)units / 64 * 64;
+                    const size_t end = w->block_bytes * (size_t)(u + 1) / (size_t)units / 64 * 64;
 #pragma GCC unroll 4
-                for (int p = 0; p < P; p++) {
-                    const uint8_t *from = block + (size_t)p * w->panel_bytes;
-                    for (size_t ahead = first; ahead < end; ahead += 64) v_prefetch(from + PREFETCH + ahead);
-                    add_units(cls, scales, R, 1, ~0u, from, 0, units * b + u, u, q, ab, sum + p);
+                    for (int p = 0; p < P; p++) {
+                        const uint8_t *from = block + (size_t)p * w->panel_bytes;
+                        for (size_t ahead = first; ahead < end; ahead += 64) v_prefetch(from + PREFETCH + ahead);
+                        add_units(cls, scales, R, 1, ~0u, from, 0, units * b + u, u, q, ab, sum + p);
+                    }
                 }
+                continue;
             }
-            continue;
+            for (int u = 0; u < units; u++)
+                add_units(cls, scales, R, P, ~0u, block, w->panel_bytes, units * b + u, u, q, ab, sum);
         }
-        for (int u = 0; u < units; u++)
-            add_units(cls, scales, R, P, ~0u, block, w->panel_bytes, units * b + u, u, q, ab, sum);
-    }
+        unsigned any = 0;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        q[r] = a->fine_q + (t + r) * a->ldq;
-        ab[r] = a->fine + (t + r) * a->ldb;
-    }
-    for (int64_t word = 0; word < a->ldm; word++) {
-        uint64_t any = 0;
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) any |= a->has_fine[(t + r) * a->ldm + word];
+        for (int r = 0; r < R; r++) any |= fine_units(a, t + r, slice);
         for (; any; any &= any - 1) {
-            const int64_t at = 64 * word + __builtin_ctzll(any);
+            const int i = __builtin_ctz(any);
+            const int64_t at = slice + i;
             // A token that has no second term here must not even add zero: it could change a zero's sign.
             unsigned who = 0;
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) who |= (unsigned)(a->has_fine[(t + r) * a->ldm + word] >> at % 64 & 1) << r;
+            for (int r = 0; r < R; r++) who |= (fine_units(a, t + r, slice) >> i & 1) << r;
             const uint8_t *from = panels + (size_t)(at / units) * w->block_bytes;
-            add_units(cls, scales, R, P, who, from, w->panel_bytes, at, (int)(at % units), q, ab, sum);
+            add_units(cls, scales, R, P, who, from, w->panel_bytes, at, (int)(at % units), fine_q, fine, sum);
         }
     }
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++) {
-        const int64_t row = (panel + p) * VL, n = w->rows - row;
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            float *to = y + (t + r) * ldy + row;
-            if (n >= VL) vf_store(to, bias ? vf_add(sum[p][r], vf_load(bias + row)) : sum[p][r]);
-            else vf_store_n(to, bias ? vf_add(sum[p][r], vf_load_n(bias + row, (int)n)) : sum[p][r], (int)n);
-        }
-    }
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) put(w, bias, panel + p, sum[p][r], y + (t + r) * ldy);
 }
+
+#ifdef DOT_PANELS
+#include "slices.h"
+#endif
 
 // ---- float tiles -----------------------------------------------------------------------------------------------------
 
@@ -374,6 +385,16 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
     int64_t p = p0;
     if (t1 - t0 == 1)
         for (; p + PANELS_OF_ONE <= p1; p += PANELS_OF_ONE) tile->streams(w, a, bias, t0, p, y, ldy);
+#ifdef DOT_PANELS
+    many_fn *many = t1 - t0 >= MANY_FROM ? many_of(w) : NULL;
+    const int64_t rounds = (t1 - t0 + MANY_TOKENS - 1) / MANY_TOKENS;
+    for (; many && p + 2 <= p1; p += 2)
+        for (int64_t i = 0, t = t0; i < rounds; i++) {
+            const int64_t tokens = (t1 - t0 + i) / rounds;
+            many(w, a, bias, t, tokens, p, y, ldy);
+            t += tokens;
+        }
+#endif
     while (p < p1) {
         const int panels = tile->two_from && t1 - t0 >= tile->two_from && p + 1 < p1 ? 2 : 1;
         // As few tiles as there can be, of sizes that differ by one at most: a small last one would be slow for its tokens.

@@ -3,6 +3,7 @@
 #ifndef PE_EMULATED_IMMINTRIN_H
 #define PE_EMULATED_IMMINTRIN_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ typedef simde__mmask16 __mmask16;
 #undef _mm512_cvtps_ph
 #undef _mm512_cvtss_f32
 #undef _mm512_extractf32x8_ps
+#undef _mm512_fmadd_ps
 #undef _mm512_mask_storeu_ps
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_reduce_add_epi32
@@ -59,6 +61,15 @@ PE_MAP_LANES(_mm512_cvtepi32_ps, __m512i, int32_t, __m512, float, 16, a[i])
 PE_MAP_LANES(_mm512_cvtepi8_epi32, __m128i, int8_t, __m512i, int32_t, 16, a[i])
 PE_MAP_LANES(_mm512_cvtepu8_epi32, __m128i, uint8_t, __m512i, int32_t, 16, a[i])
 PE_MAP_LANES(_mm512_cvtepu16_epi32, __m256i, uint16_t, __m512i, int32_t, 16, a[i])
+
+// Of SIMDe two roundings, where the compiler may use no fma: kernels count on one.
+PE_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+    PE_LANES(float, 16, x, a);
+    PE_LANES(float, 16, y, b);
+    PE_LANES(float, 16, z, c);
+    for (int i = 0; i < 16; i++) z[i] = fmaf(x[i], y[i], z[i]);
+    PE_RETURN(__m512, z);
+}
 
 PE_EMULATED __m512i _mm512_cvtps_epi32(__m512 a) {
     PE_LANES(__m128, 4, part, a);

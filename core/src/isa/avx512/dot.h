@@ -50,6 +50,9 @@ PE_INLINE vi dot_group(const pe_class cls, const uint8_t *unit, int g) {
     return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_broadcast_i32x4(table), offset), low);
 }
 
+// s + the dot product of a group's integers with four activations.
+PE_INLINE vi dot_add(vi s, vi w, vi x) { return _mm512_dpbusd_epi32(s, w, x); }
+
 // Adds to s[p][r] the sum over groups [first, end) of (w + offset)[lane, k] * q[r, k], for P panels whose units lie `stride`
 // bytes apart. Scales of 16 k are for the caller: vpmulld is slow.
 PE_INLINE void dot_groups(const pe_class cls, const uint8_t *unit, size_t stride, const int P, const int first,
@@ -63,7 +66,7 @@ PE_INLINE void dot_groups(const pe_class cls, const uint8_t *unit, size_t stride
         for (int r = 0; r < R; r++) {
             const vi x = dot_bcast4(q[r] + k + 4 * g);
 #pragma GCC unroll 2
-            for (int p = 0; p < P; p++) s[p][r] = _mm512_dpbusd_epi32(s[p][r], w[p], x);
+            for (int p = 0; p < P; p++) s[p][r] = dot_add(s[p][r], w[p], x);
         }
     }
 }
@@ -82,5 +85,8 @@ PE_INLINE vi dot_halves(vi x0, vi x1, int32_t halves) {
     const vi both = _mm512_or_si512(_mm512_slli_epi32(x1, 16), _mm512_and_si512(x0, _mm512_set1_epi32(0xffff)));
     return _mm512_madd_epi16(both, _mm512_set1_epi32(halves));
 }
+
+// s + x's low 16 bits * the sum of the unit's first 16 q + its high ones * the sum of its last 16.
+PE_INLINE vi dot_add_halves(vi s, vi x, int32_t halves) { return _mm512_dpwssd_epi32(s, x, _mm512_set1_epi32(halves)); }
 
 #endif
