@@ -59,7 +59,7 @@ PE_INLINE void add_slice_unit(const int parts, const bool have_m, const int R, c
                               const vi *minus_zero, const int8_t *const *q, const pe_act_block *const *ab,
                               vf (*sum)[DOT_TOKENS]) {
     // Counted by what gcc cannot know: unrolled, it would keep what both parts read in registers, and spill sums.
-    const int n_parts = parts == 1 ? 1 : s->parts;
+    const int n_parts = parts == 1 ? 1 : s->parts, n_groups = 8 / parts;
     for (int part = 0; part < n_parts; part++) {
         vi dots[2][DOT_TOKENS];
 #pragma GCC unroll 8
@@ -69,7 +69,7 @@ PE_INLINE void add_slice_unit(const int parts, const bool have_m, const int R, c
             dots[1][r] = dots[0][r];
         }
 #pragma GCC unroll 8
-        for (int g = 0; g < 8 / parts; g++) {
+        for (int g = 0; g < n_groups; g++) {
             const vi w0 = s->w[i][0][part * 4 + g], w1 = s->w[i][1][part * 4 + g];
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
