@@ -291,8 +291,9 @@ static bool draw_binned(pe_sampler *s, const row *r, double total, double u, int
     for (; bin < last && before + sums[bin] < wanted; bin++) before += sums[bin];
     if (bin < last || s->p.min_p <= 0) last = bin;  // where top-p cuts
     if (first > last || s->p.min_p <= 0) first = last;
-    while (first > 0 && sums[--first] <= 0) {
-    }  // and one that is kept: the least likely token that stays is in them
+    do {  // and a bin before, which is kept: so the least likely token that stays is among those that are sorted
+        first -= first > 0;
+    } while (first > 0 && sums[first] <= 0);
     before = 0;
     for (int32_t b = 0; b < first; b++) before += sums[b];
     if (!gather(s, r, first, last)) return false;
