@@ -261,4 +261,4 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
         click.echo(f"{advice['need']}: {take}{advice['why']}")
     if "report" in facts:
         click.echo(f"report: {facts['report']}")
-    click.echo(f"would be {sizes}" if dry_run else f"{facts['output']}: {sizes}, in {facts['seconds']:.1f} s")
+    click.echo(f"would be {sizes}" if dry_run else f"{facts['output']}: {sizes}, written in {facts['seconds']:.1f} s")

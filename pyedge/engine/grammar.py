@@ -231,10 +231,8 @@ class GrammarCompiler:
         if not ends:  # of a model that knows none; one must be there, so it is one that cannot be drawn
             tokens.append(b"<end>")
             ends, specials = [self._n_vocab], [*specials, self._n_vocab]
-        wrapper = _Wrapper(tokens, specials, ends[0])
-        made = LLTokenizer(cast("TokenizerWrapper", wrapper), n_vocab=len(tokens), eos_token=ends)
-        wrapper.tokens = []  # it has its own copy by now, and holds on to the wrapper
-        return made
+        wrapper = cast("TokenizerWrapper", _Wrapper(tokens, specials, ends[0]))
+        return LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=ends)
 
 
 class _Wrapper:
