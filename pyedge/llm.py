@@ -59,6 +59,7 @@ class Output:
     prompt_token_ids: list[int]
     metrics: Metrics
     seed: int  # that was used: passed as SamplingParams(seed=...), it gives this output again
+    prompt_logprobs: list[dict[int, float] | None] | None = None  # the same of the prompt; None for its first token
     others: list[Output] = field(default_factory=list)  # the second answer and so on
 
     @property
@@ -425,6 +426,7 @@ def _output(request: Request, *others: Request) -> Output:
         prompt_token_ids=request.prompt_token_ids,
         metrics=request.metrics,
         seed=request.params.seed,
+        prompt_logprobs=request.prompt_logprobs,
         others=[_output(other) for other in others],
     )
 

@@ -74,6 +74,9 @@ class Sampler {
     // The same without an exception.
     pe_status try_sample(const float *logits, std::int64_t position, const std::uint32_t *mask, pe_sampled &out,
                          pe_error &err);
+    // What is reported of each of these tokens, in logits [n, n_vocab]. Called without the GIL. failed: the row of an error.
+    pe_status try_score(const float *logits, const std::vector<std::int32_t> &tokens, std::vector<pe_sampled> &out,
+                        std::size_t &failed, pe_error &err);
 
   private:
     struct Release {

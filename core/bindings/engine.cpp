@@ -189,23 +189,27 @@ class Engine {
     pe_sampled sample(std::int64_t row, Sampler &sampler, std::int64_t position,
                       const std::optional<py::buffer> &mask) {
         const Lock lock(*this);
-        if (row < 0 || row >= n_rows_)
-            throw py::value_error("row " + std::to_string(row) + ": the last step made " + std::to_string(n_rows_));
-        if (sampler.n_vocab() != n_outputs_)
-            throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) +
-                                  ", the model has " + std::to_string(n_outputs_));
+        const float *logits = rows_for(sampler, row, 1);
         const Mask words(mask, n_outputs_);
         pe_sampled out;
         pe_error err{};
-        const float *logits = pe_engine_logits(handle_.get()) + row * n_outputs_;
-        pe_status status = sampler.try_sample(logits, position, words.words(), out, err);
-        if (status == PE_ERR_NUMERIC &&
-            !std::all_of(logits, logits + n_outputs_, [](float x) { return std::isfinite(x); })) {
+        const pe_status status = sampler.try_sample(logits, position, words.words(), out, err);
+        check_row(status, row, err);
+        return out;
+    }
+
+    std::vector<pe_sampled> score(std::int64_t row, Sampler &sampler, const std::vector<std::int32_t> &tokens) {
+        const Lock lock(*this);
+        const float *logits = rows_for(sampler, row, static_cast<std::int64_t>(tokens.size()));
+        std::vector<pe_sampled> out;
+        std::size_t failed = 0;
+        pe_error err{};
+        pe_status status;
+        {
             const py::gil_scoped_release released;
-            status = pe_engine_explain(handle_.get(), static_cast<std::int32_t>(row), &err);
+            status = sampler.try_score(logits, tokens, out, failed, err);
         }
-        if (raised_) std::rethrow_exception(raised_);
-        check(status, err);
+        check_row(status, row + static_cast<std::int64_t>(failed), err);
         return out;
     }
 
@@ -275,6 +279,30 @@ class Engine {
       private:
         Engine &e_;
     };
+
+    // The last step's rows [first, first + n) of logits, which this sampler reads.
+    const float *rows_for(const Sampler &sampler, std::int64_t first, std::int64_t n) const {
+        if (first < 0 || n > n_rows_ || first > n_rows_ - n)
+            throw py::value_error("row " + std::to_string(n > 1 ? first + n - 1 : first) + ": the last step made " +
+                                  std::to_string(n_rows_));
+        if (sampler.n_vocab() != n_outputs_)
+            throw py::value_error("the sampler is for a vocabulary of " + std::to_string(sampler.n_vocab()) +
+                                  ", the model has " + std::to_string(n_outputs_));
+        return pe_engine_logits(handle_.get()) + first * n_outputs_;
+    }
+
+    // Raises what a sampler said of a row; for one that is not finite, what the op at fault is.
+    void check_row(pe_status status, std::int64_t row, pe_error &err) {
+        if (status == PE_ERR_NUMERIC) {
+            const float *logits = pe_engine_logits(handle_.get()) + row * n_outputs_;
+            if (!std::all_of(logits, logits + n_outputs_, [](float x) { return std::isfinite(x); })) {
+                const py::gil_scoped_release released;
+                status = pe_engine_explain(handle_.get(), static_cast<std::int32_t>(row), &err);
+            }
+        }
+        if (raised_) std::rethrow_exception(raised_);
+        check(status, err);
+    }
 
     static bool poll(void *ctx) {
         auto *self = static_cast<Engine *>(ctx);
@@ -355,6 +383,10 @@ void bind_engine(py::module_ &m) {
              py::arg("mask") = py::none(),
              "Draws from one row of the last step; mask: as of Sampler.sample. ModelError naming the op at fault when "
              "the row is not finite.")
+        .def(
+            "score", &Engine::score, py::arg("row"), py::arg("sampler"), py::arg("tokens"),
+            "What `sample` would report of each of these tokens, had it drawn them from the rows of the last step from "
+            "`row` on. The sampler's n_logprobs must be set. ModelError as in `sample`.")
         .def("cancel", &Engine::cancel, "Stops the running step before its next op. Any thread may call this.")
         .def("tap", &Engine::tap, py::arg("op"), py::arg("callback") = py::none(),
              "Calls callback(op, output, float32 [rows, width]) after each run of the op of this name; None: of no op.")

@@ -107,6 +107,18 @@ pe_status Sampler::try_sample(const float *logits, std::int64_t position, const 
     return pe_sampler_sample(handle_.get(), logits, position, mask, &out, &err);
 }
 
+pe_status Sampler::try_score(const float *logits, const std::vector<std::int32_t> &tokens, std::vector<pe_sampled> &out,
+                             std::size_t &failed, pe_error &err) {
+    out.resize(tokens.size());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (failed = 0; failed < tokens.size(); failed++) {
+        const float *row = logits + static_cast<std::int64_t>(failed) * n_vocab_;
+        const pe_status status = pe_sampler_score(handle_.get(), row, tokens[failed], &out[failed], &err);
+        if (status != PE_OK) return status;
+    }
+    return PE_OK;
+}
+
 pe_sampled Sampler::sample(const float *logits, std::int64_t position, const std::uint32_t *mask) {
     pe_sampled out;
     pe_error err{};

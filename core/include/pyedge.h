@@ -388,6 +388,9 @@ PE_API void pe_sampler_accept(pe_sampler *s, const int32_t *tokens, int32_t n, b
 // comes before every other rule. NULL: all may; else the settings must say `masked`.
 PE_API pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, const uint32_t *mask,
                                    pe_sampled *out, pe_error *err);
+// Reports on a token that is there already, as pe_sampler_sample does on one that it draws: a prompt's log-probabilities.
+// No rule of the settings matters but n_logprobs, which must be 0 or more.
+PE_API pe_status pe_sampler_score(pe_sampler *s, const float *logits, int32_t token, pe_sampled *out, pe_error *err);
 
 #ifdef __cplusplus
 }

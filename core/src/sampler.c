@@ -368,18 +368,24 @@ static bool report(pe_sampler *s, const row *r, pe_sampled *out) {
     return true;
 }
 
+// The model's own logits and their maxima; or an error where they are no numbers.
+static pe_status read_row(const pe_sampler *s, const float *logits, row *out, pe_error *err) {
+    *out = (row){.x = logits, .block_max = s->block_max};
+    if (s->kernels->row_max(logits, s->n_vocab, out->block_max, &out->max)) return PE_OK;
+    int32_t i = 0;
+    while (logits[i] < INFINITY) i++;
+    return pe_fail(err, PE_ERR_NUMERIC, NULL, "the logit of token %d is %s: the model's arithmetic has failed", i,
+                   isnan(logits[i]) ? "NaN" : "+Inf");
+}
+
 pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position, const uint32_t *mask, pe_sampled *out,
                             pe_error *err) {
     if (position < 0) return pe_fail(err, PE_ERR_ARGUMENT, NULL, "position %lld: must be >= 0", (long long)position);
     if (mask && !s->p.masked)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "a mask came, and the settings do not say `masked`");
-    row model = {.x = logits, .block_max = s->block_max};
-    if (!s->kernels->row_max(logits, s->n_vocab, model.block_max, &model.max)) {
-        int32_t i = 0;
-        while (logits[i] < INFINITY) i++;
-        return pe_fail(err, PE_ERR_NUMERIC, NULL, "the logit of token %d is %s: the model's arithmetic has failed", i,
-                       isnan(logits[i]) ? "NaN" : "+Inf");
-    }
+    row model;
+    const pe_status status = read_row(s, logits, &model, err);
+    if (status != PE_OK) return status;
     row r = model;
     if (s->adjusted) {
         adjust(s, logits, mask);
@@ -407,6 +413,24 @@ pe_status pe_sampler_sample(pe_sampler *s, const float *logits, int64_t position
     out->n_top = 0;
     if (done && p->n_logprobs >= 0) done = report(s, &model, out);
     if (!done) return pe_fail(err, PE_ERR_MEMORY, NULL, "no memory left to sort %d candidate tokens", s->n_vocab);
+    return PE_OK;
+}
+
+pe_status pe_sampler_score(pe_sampler *s, const float *logits, int32_t token, pe_sampled *out, pe_error *err) {
+    if (s->p.n_logprobs < 0)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "the settings ask for no log-probabilities: set n_logprobs");
+    if (token < 0 || token >= s->n_vocab)
+        return pe_fail(err, PE_ERR_ARGUMENT, NULL, "token %d is not in the vocabulary (0 to %d)", token,
+                       s->n_vocab - 1);
+    row model;
+    const pe_status status = read_row(s, logits, &model, err);
+    if (status != PE_OK) return status;
+    if (model.max == -INFINITY)
+        return pe_fail(err, PE_ERR_NUMERIC, NULL, "every logit is -Inf: no token has a probability");
+    out->token = token;
+    out->n_top = 0;
+    if (!report(s, &model, out))
+        return pe_fail(err, PE_ERR_MEMORY, NULL, "no memory left to sort %d candidate tokens", s->n_vocab);
     return PE_OK;
 }
 

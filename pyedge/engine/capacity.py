@@ -221,9 +221,9 @@ def play(cost: Cost, config: EngineConfig, chat: Chat, chats: int, prior: StepCo
         now[0] += seconds
         pace.observe(total(work), seconds)
         for item in work:
-            request, samples = item.request, item.samples
+            request, ends = item.request, item.ends
             scheduler.advance(request, item.end)
-            if samples:
+            if ends:
                 request.token_ids.append(0)
                 request.metrics.count_token(now[0])
                 if request.n_output == chat.output:

@@ -22,7 +22,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyedge.engine.grammar import GrammarCompiler
-from pyedge.engine.pace import Pace, StepCost
+from pyedge.engine.pace import CHUNK, Pace, StepCost
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
 from pyedge.engine.sampling_params import SamplingParams, shown
@@ -57,13 +57,20 @@ class EngineConfig:
     threads: int = 0  # 0: the machine's default
     prefix_cache: bool = True
 
+    @property
+    def max_rows(self) -> int:
+        """Of logits, in a step: beside all others that draw a token, a prompt whose log-probabilities are wanted still
+        gets on."""
+        return min(self.max_sequences + CHUNK - 1, MAX_PER_STEP)
+
 
 @dataclass(frozen=True)
 class _Result:
-    """What became of a piece of work: a token for each who draws one, the request and then its heirs; or in its place
-    the error that stands in the way."""
+    """What became of a piece of work: what is reported of tokens of the prompt; and a token for each who draws one, the
+    request and then its heirs, or in its place the error that stands in the way."""
 
     work: Scheduled
+    scored: Sequence[_core.Sampled] = ()
     drawn: tuple[_core.Sampled | Exception, ...] = ()
     error: Exception | None = None  # nothing was computed
 
@@ -113,7 +120,7 @@ class Engine(Worker):
             n_pages=config.n_pages,
             max_tokens=config.max_tokens,
             max_pieces=config.max_sequences,
-            max_rows=config.max_sequences,
+            max_rows=config.max_rows,
             max_sequences=config.max_sequences,
             max_pages_per_sequence=min(config.n_pages, -(-config.max_model_len // config.page_size)),
             kv_type=config.kv_type,
@@ -178,6 +185,7 @@ class Engine(Worker):
         if params.seed is None:
             params = replace(params, seed=int.from_bytes(os.urandom(8), "little") >> 1)
         group: list[Request] = []
+        prompt_rows: list[_core.Sampled] | None = None if params.prompt_logprobs is None else []
         return [
             Request(
                 id=next(self._ids),
@@ -193,6 +201,7 @@ class Engine(Worker):
                 watched=watched,
                 index=index,
                 group=group,
+                prompt_rows=prompt_rows,
                 metrics=Metrics(arrival=self.clock()),
             )
             for index in range(params.n)
@@ -272,11 +281,10 @@ class Engine(Worker):
 
     def _add(self, request: Request) -> None:
         self._live[request.id] = request
-        if request.max_tokens > 0:
+        if request.max_tokens > 0 or request.rows_from < request.n_tokens - 1:
             self.scheduler.add(request)
         else:
-            self.scheduler.finish(request, "length")
-            self._emit(request, TokenEvent(request.id, "", finish_reason="length"))
+            self._end_unwritten(request)
 
     def _expire(self) -> None:
         """Ends the requests whose deadline has passed."""
@@ -293,17 +301,20 @@ class Engine(Worker):
             if self._live:
                 raise AssertionError("requests are under way, but none of them can run")
             return []
-        pieces, tokens, rows = [], [], []
+        pieces: list[tuple[int, int, int]] = []
+        tokens: list[int] = []
+        rows: list[int] = []
         try:
             for item in work:
                 request = item.request
                 pieces.append((self._write_block_table(request), item.start, item.end))
                 tokens += request.token_ids[item.start : item.end]
-                if item.samples:
-                    rows.append(len(tokens) - 1)
-            start, row = self.clock(), count()
+                rows += range(len(tokens) - item.n_rows, len(tokens))
+            start, row, results = self.clock(), 0, []
             self._core.step(pieces, tokens, rows)
-            results = [self._draw(item, next(row)) if item.samples else _Result(item) for item in work]
+            for item in work:
+                results.append(self._draw(item, row) if item.n_rows else _Result(item))
+                row += item.n_rows
             self._pace.observe(total(work), self.clock() - start)
             return results
         except CancelledError:
@@ -323,7 +334,20 @@ class Engine(Worker):
         return request.slot
 
     def _draw(self, item: Scheduled, row: int) -> _Result:
-        return _Result(item, tuple(self._sample(request, row) for request in (item.request, *item.heirs)))
+        """What comes of the item's rows, which begin with this one: the last one draws if the tokens end there, and all
+        others tell how likely the token is that follows."""
+        request, n, scored = item.request, item.n_rows - item.ends, []
+        if n:
+            first = item.end - item.n_rows + 1
+            try:
+                scored = self._core.score(row, self._scorer(request), request.token_ids[first : first + n])
+            except CancelledError:
+                raise
+            except Exception as error:
+                return _Result(item, error=error)
+        if not item.ends or not request.max_tokens:
+            return _Result(item, scored)
+        return _Result(item, scored, tuple(self._sample(each, row + n) for each in (request, *item.heirs)))
 
     def _sample(self, request: Request, row: int) -> _core.Sampled | Exception:
         try:
@@ -372,16 +396,29 @@ class Engine(Worker):
             if result.error is not None:
                 self._fail(request, result.error)
                 continue
+            if request.prompt_rows is not None:
+                request.prompt_rows += result.scored
             self.scheduler.advance(request, result.work.end)
+            if result.work.ends and not request.max_tokens:
+                for each in request.group:
+                    if each.status is not Status.FINISHED:
+                        self._end_unwritten(each)
+                continue
             for heir in heirs:
                 self.scheduler.inherit(request, heir)
             if not result.drawn:
                 continue
+            request.scorer = None
             for owner, drawn in zip((request, *heirs), result.drawn, strict=True):
                 if isinstance(drawn, Exception):
                     self._fail(owner, drawn)
                 else:
                     self._emit(owner, self._take(owner, drawn, now))
+
+    def _end_unwritten(self, request: Request) -> None:
+        """Nothing was to be written: its prompt was all."""
+        self.scheduler.finish(request, "length")
+        self._emit(request, TokenEvent(request.id, "", finish_reason="length"))
 
     def _fail(self, request: Request, error: Exception) -> None:
         log.info("request %d: %s", request.id, error)
@@ -459,6 +496,13 @@ class Engine(Worker):
         request.sampler = sampler
         return sampler
 
+    def _scorer(self, request: Request) -> _core.Sampler:
+        if request.scorer is None:
+            request.scorer = self._make_sampler(
+                self.n_vocab, seed=0, logit_bias={}, n_logprobs=request.params.prompt_logprobs
+            )
+        return request.scorer
+
     @staticmethod
     def _holds_end(request: Request) -> bool:
         return request.params.ignore_eos or request.n_output < request.params.min_tokens
@@ -469,6 +513,7 @@ class Engine(Worker):
             max_model_len=self.config.max_model_len,
             max_sequences=self.config.max_sequences,
             max_tokens=self.config.max_tokens,
+            max_rows=self.config.max_rows,
             prefix_cache=self.config.prefix_cache,
             pace=self._pace,
             copy_page=self._core.copy_page,

@@ -34,14 +34,17 @@ class Work:
     tokens: int = 0
     rows: int = 0  # of logits
     keys: int = 0  # that tokens look at, summed over tokens
+    reads: bool = False  # not only one token of each sequence, whose next one is drawn
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.tokens + other.tokens, self.rows + other.rows, self.keys + other.keys)
+        return Work(
+            self.tokens + other.tokens, self.rows + other.rows, self.keys + other.keys, self.reads or other.reads
+        )
 
     @staticmethod
     def piece(start: int, end: int, rows: int = 0) -> Work:
         """The tokens [start, end) of a sequence, each of which sees those before it and itself."""
-        return Work(end - start, rows, (end * (end + 1) - start * (start + 1)) // 2)
+        return Work(end - start, rows, (end * (end + 1) - start * (start + 1)) // 2, end - start > 1 or not rows)
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Pace:
     def observe(self, work: Work, seconds: float) -> None:
         """A step took so long."""
         if seconds > 0 and work.tokens:
-            (self._writing if work.tokens == work.rows else self._reading).observe(work, seconds, self._counted)
+            (self._reading if work.reads else self._writing).observe(work, seconds, self._counted)
 
     @property
     def writing(self) -> StepCost:
@@ -134,10 +137,11 @@ class Pace:
 
 
 class Budget:
-    """What a step may still take of prompts. pace: None if nobody waits for a next token."""
+    """What a step may still take of prompts. rows: of logits; pace: None if nobody waits for a next token."""
 
-    def __init__(self, tokens: int, pace: Pace | None, work: Work) -> None:
+    def __init__(self, tokens: int, rows: int, pace: Pace | None, work: Work) -> None:
         self._tokens = tokens
+        self._rows = rows
         self._cost: StepCost | None = None
         self._left = 0.0  # seconds
         if pace is not None:
@@ -146,24 +150,33 @@ class Budget:
         self._begun = False
         self.spent = tokens <= 0
 
-    def take(self, start: int, end: int) -> int:
-        """How many of a prompt's tokens [start, end) the step takes. The first prompt gets on in any case."""
-        n = min(end - start, self._tokens)
-        if self._cost is not None and self._seconds(start, start + n, end) > self._left:
+    def take(self, start: int, end: int, rows_from: int) -> int:
+        """How many of a prompt's tokens [start, end) the step takes, if those from rows_from on make rows of logits.
+        The first prompt gets on in any case."""
+        # One that wants many rows leaves as many to others, whose prompts may end in this step.
+        rows = self._rows if rows_from == end - 1 else min(self._rows, max(CHUNK, self._rows // 2))
+        fits = min(end - start, max(rows_from - start, 0) + rows)
+        n = min(fits, self._tokens)
+        if self._cost is not None and self._seconds(start, start + n, rows_from) > self._left:
             low, high = 0, n - 1  # the most that fit
             while low < high:
                 middle = (low + high + 1) // 2
-                fits = self._seconds(start, start + middle, end) <= self._left
-                low, high = (middle, high) if fits else (low, middle - 1)
+                enough = self._seconds(start, start + middle, rows_from) <= self._left
+                low, high = (middle, high) if enough else (low, middle - 1)
             n = min(n, max(low, CHUNK)) if not self._begun else low if low >= CHUNK else 0
-        self.spent = n < end - start or n == self._tokens
+        self.spent = n < fits or n == self._tokens
         self._tokens -= n
+        self._rows -= _rows(start, start + n, rows_from)
         if self._cost is not None and n:
-            self._left -= self._seconds(start, start + n, end)
+            self._left -= self._seconds(start, start + n, rows_from)
         self._begun = True
         return n
 
-    def _seconds(self, start: int, stop: int, end: int) -> float:
+    def _seconds(self, start: int, stop: int, rows_from: int) -> float:
         """That tokens [start, stop) add to a step."""
         assert self._cost is not None
-        return self._cost.seconds(Work.piece(start, stop, int(stop == end))) - self._cost.step
+        return self._cost.seconds(Work.piece(start, stop, _rows(start, stop, rows_from))) - self._cost.step
+
+
+def _rows(start: int, stop: int, rows_from: int) -> int:
+    return max(0, stop - max(start, rows_from))

@@ -105,6 +105,8 @@ class Request:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     logprobs: list[dict[int, float]] | None = None  # one entry per output token: the most likely ones, and itself
+    prompt_rows: list[_core.Sampled] | None = None  # of the prompt's tokens from the second on; its group's, in common
+    scorer: _core.Sampler | None = None  # makes them
     text: str = ""
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -124,6 +126,21 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def rows_from(self) -> int:
+        """The first token after which logits are wanted: the last one, whose next is drawn; or, as long as some of the
+        prompt's log-probabilities are still to come, the one before the first of these."""
+        if self.prompt_rows is not None and len(self.prompt_rows) < len(self.prompt_token_ids) - 1:
+            return len(self.prompt_rows)
+        return len(self.token_ids) - 1
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, float] | None] | None:
+        """As `logprobs`, one entry per token of the prompt; None for the first, which nothing predicts."""
+        if self.prompt_rows is None:
+            return None
+        return [None, *({**dict(row.top), row.token: row.logprob or 0.0} for row in self.prompt_rows)]
 
     @property
     def order(self) -> tuple[int, int]:

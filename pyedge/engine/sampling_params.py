@@ -42,6 +42,7 @@ class SamplingParams:
     seed               equal seeds give equal draws, whatever else runs; None: drawn anew for each request, and recorded
     stop               generation ends before any of these texts; they are not part of the output
     logprobs           report the log-probability of each token and of the n most likely ones (0: of the token alone)
+    prompt_logprobs    the same of the prompt's tokens, which are then all computed, and none found in the prefix cache
     logit_bias         {token id: added to its logit}; minus infinity bans a token
     ignore_eos         end-of-text tokens are never chosen
     n                  so many answers to one prompt, which is read once: answer i is that of a request of its own with
@@ -65,6 +66,7 @@ class SamplingParams:
     seed: int | None = None
     stop: Sequence[str] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     ignore_eos: bool = False
     n: int = 1
@@ -87,6 +89,7 @@ class SamplingParams:
             raise ValueError(f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})")
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}")
         self._integer("n", 1, MAX_N)

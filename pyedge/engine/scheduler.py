@@ -37,27 +37,31 @@ _order = attrgetter("order")
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The tokens [start, end) of a request are to be computed. If they are its last ones, the next one is sampled, by
-    the request and by each of its heirs."""
+    """The tokens [start, end) of a request are to be computed, and logits after the last n_rows of them. If they are
+    its last ones, the next one is sampled, by the request and by each of its heirs."""
 
     request: Request
     start: int
     end: int
+    n_rows: int
     heirs: tuple[Request, ...] = ()
 
     @property
-    def samples(self) -> bool:
+    def ends(self) -> bool:
         return self.end == self.request.n_tokens
 
 
 def total(work: Sequence[Scheduled]) -> Work:
     """What a step has to do: the sum of its pieces."""
     tokens = rows = keys = 0
+    reads = False
     for item in work:  # with no call for each: it is done in every step
-        tokens += item.end - item.start
-        rows += item.samples
+        n = item.end - item.start
+        tokens += n
+        rows += item.n_rows
         keys += item.end * (item.end + 1) - item.start * (item.start + 1)
-    return Work(tokens, rows, keys // 2)
+        reads = reads or n > 1 or not item.n_rows
+    return Work(tokens, rows, keys // 2, reads)
 
 
 class Scheduler:
@@ -68,6 +72,7 @@ class Scheduler:
         max_model_len: int,  # tokens of one sequence, prompt and output
         max_sequences: int,  # that run at once
         max_tokens: int,  # per step
+        max_rows: int | None = None,  # of logits, per step; None: one for each token
         prefix_cache: bool = True,
         pace: Pace | None = None,  # None: a step's tokens are all of its budget
         copy_page: Callable[[int, int], None] = lambda source, target: None,  # of the core
@@ -78,6 +83,7 @@ class Scheduler:
         self.pool = pool
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
+        self.max_rows = max_tokens if max_rows is None else max_rows
         self.prefix_cache = prefix_cache
         self._pace = pace
         self._copy_page = copy_page
@@ -117,7 +123,7 @@ class Scheduler:
         for request in [r for r in self.running if r.n_tokens - r.n_computed == 1]:
             # A request preempted here is the youngest, so it comes later in this loop and has no work yet.
             if request.status is Status.RUNNING and self._extend(request):
-                work.append(Scheduled(request, request.n_computed, request.n_tokens))
+                work.append(Scheduled(request, request.n_computed, request.n_tokens, 1))
         readers = [r for r in self.running if r.n_tokens - r.n_computed > 1]
         if readers or self.waiting:
             self._add_prompts(readers, work)
@@ -126,7 +132,8 @@ class Scheduler:
     def _add_prompts(self, readers: list[Request], work: list[Scheduled]) -> None:
         """Adds parts of prompts to the work: of those that are being read, and of those whose turn comes."""
         hurry = any(item.request.watched for item in work)
-        budget = Budget(self.max_tokens - len(work), self._pace if hurry else None, total(work))
+        left, rows = self.max_tokens - len(work), self.max_rows - len(work)
+        budget = Budget(left, rows, self._pace if hurry else None, total(work))
         for request in readers:
             self._plan(request, budget, work)
         for request in list(self.waiting):
@@ -204,9 +211,11 @@ class Scheduler:
     def _plan(self, request: Request, budget: Budget, work: list[Scheduled]) -> None:
         """Plans as many of the request's tokens as the budget allows."""
         start = request.n_computed
-        n = 0 if budget.spent else budget.take(start, request.n_tokens)
+        rows_from = request.rows_from
+        n = 0 if budget.spent else budget.take(start, request.n_tokens, rows_from)
         if n:
-            work.append(Scheduled(request, start, start + n))
+            end = start + n
+            work.append(Scheduled(request, start, end, max(0, end - max(start, rows_from))))
 
     def _awaits_another(self, request: Request) -> bool:
         """Whether another one of its group is to read the prompt for it."""
@@ -219,7 +228,7 @@ class Scheduler:
         """The same work, with heirs as far as there are slots, and pages for them to go on with."""
         spare = max(0, min(len(self._slots), self.pool.n_free - len(self.running)))
         for i, item in enumerate(work):
-            if item.samples and not item.request.n_output and len(item.request.group) > 1:
+            if item.ends and not item.request.n_output and item.request.max_tokens and len(item.request.group) > 1:
                 heirs = [r for r in item.request.group if r.status is Status.WAITING and not r.n_output]
                 work[i] = replace(item, heirs=tuple(heirs[:spare]))
                 spare -= len(work[i].heirs)
@@ -228,9 +237,9 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Gives the request a slot and the pages of all its tokens, if there are enough; it runs from now on."""
         pool = self.pool
-        # The last token is always computed: its logits are wanted.
+        # Tokens whose logits are wanted are computed: the last one, or all that are still to have a log-probability.
         salt = request.cache_salt
-        cached = pool.match(request.token_ids, request.n_tokens - 1, salt) if self.prefix_cache else []
+        cached = pool.match(request.token_ids, request.rows_from, salt) if self.prefix_cache else []
         n_new = pool.pages_for(request.n_tokens) - len(cached)
         # One page more for each running request's next token, or the newcomer would soon be preempted for it.
         if not self._slots or n_new + pool.n_idle(cached) + len(self.running) > pool.n_free:

@@ -12,16 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from pyedge.engine.request import Request, Status, TokenEvent
 
 if TYPE_CHECKING:
     from pyedge.engine.engine import Engine
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +95,11 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._inbox: deque[Ticket | tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._inbox: deque[Ticket] = deque()
         self._tickets: set[Ticket] = set()
         self._wake = threading.Event()
         self._stop = False
-        self._busy_since: float | None = None  # a step, or other work, began then, and is not over
+        self._busy_since: float | None = None  # a step began then, and is not over
         self._thread = threading.Thread(target=self._run, name="pyedge-engine", daemon=True)
         self._thread.start()
 
@@ -115,21 +112,6 @@ class EngineLoop:
         self._inbox.append(ticket)
         self._wake.set()
         return ticket
-
-    def run(self, work: Callable[[], T], gone: Callable[[], bool]) -> T:
-        """Has the engine's thread do something between two steps, or not at all if the client leaves before its turn.
-        Raises what it raises, ClientGoneError, or EngineDownError."""
-        future: Future[T] = Future()
-        self._inbox.append((work, future))
-        self._wake.set()
-        while not wait([future], timeout=POLL).done:
-            if gone():
-                future.cancel()
-                raise ClientGoneError
-            if (trouble := self.trouble) is not None:
-                future.cancel()
-                raise EngineDownError(trouble)
-        return future.result()
 
     def forget(self, ticket: Ticket) -> None:
         self._tickets.discard(ticket)
@@ -174,20 +156,7 @@ class EngineLoop:
 
     def _turn(self) -> None:
         while self._inbox:
-            item = self._inbox.popleft()
-            if isinstance(item, Ticket):
-                self._add(item)
-                continue
-            work, future = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            self._busy_since = time.monotonic()
-            try:
-                future.set_result(work())
-            except Exception as error:
-                future.set_exception(error)
-            finally:
-                self._busy_since = None
+            self._add(self._inbox.popleft())
         if self.engine.has_work:
             self._busy_since = time.monotonic()
             try:

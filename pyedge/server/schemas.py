@@ -126,7 +126,8 @@ def read_body(kind: type[B]) -> B:
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, not {_kind(raw)}")
     for name, why in kind.REFUSED.items():
-        if raw.get(name) not in (None, False, [], {}):
+        value = raw.get(name)
+        if value is not False and value not in (None, [], {}):
             raise unsupported(name, why)
     try:
         return kind.model_validate(raw)
@@ -206,6 +207,7 @@ class ChatRequest(Sampling, ChatBody):
         "functions": "is not supported; use tools",
         "function_call": "is not supported; use tool_choice",
         "audio": "this model writes text only",
+        "prompt_logprobs": "is not supported; render the prompt by /apply-template, and use echo of /v1/completions",
         "web_search_options": "this server searches nothing",
         "continue_final_message": "is not supported; render the prompt by /apply-template and use /v1/completions",
     }
@@ -261,7 +263,8 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, of completions
 
 class CompletionRequest(Sampling):
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "suffix": "is not supported; leave it out, and write the prompt so that it ends where text is to come"
+        "suffix": "is not supported; leave it out, and write the prompt so that it ends where text is to come",
+        "prompt_logprobs": "is not supported; use echo with logprobs",
     }
 
     prompt: Any = None
@@ -275,7 +278,7 @@ class CompletionRequest(Sampling):
             raise unsupported("best_of", "is not supported unless it equals n; ask for n and choose yourself")
         if self.max_tokens is None:
             self.max_tokens = max(DEFAULT_MAX_TOKENS, self.min_tokens or 0)
-        return self.params(logprobs=self.logprobs)
+        return self.params(logprobs=self.logprobs, prompt_logprobs=self.logprobs if self.echo else None)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each text or token ids, which are not checked yet."""

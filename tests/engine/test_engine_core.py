@@ -12,7 +12,7 @@ from pyedge import _core
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
-from pyedge.errors import CancelledError
+from pyedge.errors import CancelledError, ModelError
 from pyedge.models import build_plan
 
 NAN = float("nan")
@@ -223,3 +223,26 @@ def test_bias(model: _core.Model) -> None:
     assert request.output_token_ids == [77] * 4
     with pytest.raises(ValueError, match=f"token {model.n_vocab} is not in the vocabulary"):
         e.request([5, 6], SamplingParams(logit_bias={model.n_vocab: 1.0}))
+
+
+def test_a_score_is_what_a_draw_reports(model: _core.Model) -> None:
+    e = engine(model)._core
+    e.set_pages(0, 0, [0, 1])
+    tokens = PROMPTS[4][:16]
+    e.step([(0, 0, 16)], tokens, list(range(16)))
+    greedy, scorer = (_core.Sampler(model.n_vocab, temperature=0, n_logprobs=4) for _ in range(2))
+    drawn = [e.sample(row, greedy, row) for row in range(16)]
+    scored = e.score(3, scorer, [d.token for d in drawn[3:]])
+    assert [(s.token, s.logprob, s.top) for s in scored] == [(d.token, d.logprob, d.top) for d in drawn[3:]]
+    (other,) = e.score(0, scorer, [drawn[0].top[3][0]])
+    assert (other.logprob, other.top) == (drawn[0].top[3][1], drawn[0].top)
+    assert e.score(0, scorer, []) == []
+    for row, given, said in ((14, [5, 6, 7], "row 16"), (-1, [5], "row -1"), (0, [model.n_vocab], "not in the voc")):
+        with pytest.raises(ValueError, match=said):
+            e.score(row, scorer, given)
+    with pytest.raises(ValueError, match="n_logprobs"):
+        e.score(0, _core.Sampler(model.n_vocab), [5])
+    e.fill_page(0, NAN)
+    e.step([(0, 15, 16)], tokens[15:], [0])
+    with pytest.raises(ModelError, match=r"blk\.0\.attn"):
+        e.score(0, scorer, [5])

@@ -41,6 +41,7 @@ class Arrival:
     seed: int
     n: int
     salt: str | None
+    prompt_logprobs: int | None
     priority: int
     time: float | None  # until its deadline, in steps
     abort: tuple[int, int] | None  # so many steps later, which of its answers
@@ -55,10 +56,11 @@ arrivals = st.builds(
     after=st.integers(0, 6),
     stem=st.integers(0, 40),
     tail=st.lists(st.integers(3, 6), max_size=3).map(tuple),
-    max_tokens=st.integers(1, 20),
+    max_tokens=st.integers(0, 20),
     seed=st.integers(0, 2),
     n=st.sampled_from([1, 1, 2, 3]),
     salt=st.sampled_from([None, None, "a", "b"]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     priority=st.integers(0, 1),
     time=st.sampled_from([None, None, None, 8.0]),
     abort=st.none() | st.tuples(st.integers(0, 12), st.integers(0, 2)),
@@ -120,7 +122,12 @@ def test_everything_at_once_is_alone(
         for _ in range(arrival.after):
             step()
         rules = SamplingParams(
-            seed=arrival.seed, max_tokens=arrival.max_tokens, n=arrival.n, logprobs=2, temperature=1.5
+            seed=arrival.seed,
+            max_tokens=arrival.max_tokens,
+            n=arrival.n,
+            logprobs=2,
+            prompt_logprobs=arrival.prompt_logprobs,
+            temperature=1.5,
         )
         deadline = None if arrival.time is None else now[0] + arrival.time
         if len(arrival.prompt) >= e.scheduler.capacity:
@@ -141,17 +148,20 @@ def test_everything_at_once_is_alone(
     assert e.scheduler.pool.n_used == 0
 
     @cache
-    def alone(prompt: tuple[int, ...], seed: int, max_tokens: int) -> Request:
+    def alone(prompt: tuple[int, ...], seed: int, max_tokens: int, prompt_logprobs: int | None) -> Request:
         lone = make(model, [0.0], n_pages=8, max_sequences=1, max_tokens=64, prefix_cache=False, kv_type=kv_type)
-        request = lone.request(prompt, SamplingParams(seed=seed, max_tokens=max_tokens, logprobs=2, temperature=1.5))
+        rules = SamplingParams(
+            seed=seed, max_tokens=max_tokens, logprobs=2, prompt_logprobs=prompt_logprobs, temperature=1.5
+        )
+        request = lone.request(prompt, rules)
         lone.add(request)
         while lone.has_work:
             lone.step()
         return request
 
     for request in requests:
-        assert request.params.seed is not None
-        reference = alone(tuple(request.prompt_token_ids), request.params.seed, request.max_tokens)
+        params = request.params
+        reference = alone(tuple(request.prompt_token_ids), params.seed or 0, request.max_tokens, params.prompt_logprobs)
         n = request.n_output
         assert request.output_token_ids == reference.output_token_ids[:n]
         assert request.logprobs == (reference.logprobs or [])[:n]
@@ -159,3 +169,4 @@ def test_everything_at_once_is_alone(
             assert request.error is None or isinstance(request.error, DeadlineError)
         else:
             assert (n, request.finish_reason) == (reference.n_output, reference.finish_reason)
+            assert request.prompt_logprobs == reference.prompt_logprobs

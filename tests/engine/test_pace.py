@@ -31,7 +31,7 @@ def steps(random: Random, n: int) -> list[Work]:
 
 def test_keys_of_a_piece() -> None:
     assert Work.piece(0, 1, 1) == Work(1, 1, 1)
-    assert Work.piece(3, 6) == Work(3, 0, 4 + 5 + 6)
+    assert Work.piece(3, 6) == Work(3, 0, 4 + 5 + 6, reads=True)
 
 
 def test_costs_are_found_from_the_times_of_steps() -> None:
@@ -95,7 +95,7 @@ def test_steps_that_write_and_steps_that_read_as_well_are_told_apart() -> None:
         pace.observe(mixed + Work.piece(32, 64), 0.065)
     assert pace.writing.seconds(decode) == pytest.approx(0.010, rel=0.02)
     assert pace.reading.seconds(mixed) == pytest.approx(0.033, rel=0.05)
-    n = Budget(512, pace, decode).take(0, 400)
+    n = Budget(512, 64, pace, decode).take(0, 400, 399)
     assert abs(n - (10 * SLOWDOWN - 1)) <= 2  # a millisecond each, beside the one that is written
 
 
@@ -106,7 +106,7 @@ def known(cost: StepCost) -> Pace:
 @pytest.mark.parametrize("start", [0, 1000, 3000])
 def test_a_prompt_takes_what_keeps_the_step_short(start: int) -> None:
     decode = Work.piece(500, 501, 1) + Work.piece(900, 901, 1)
-    n = Budget(512, known(MACHINE), decode).take(start, 4000)
+    n = Budget(512, 64, known(MACHINE), decode).take(start, 4000, 3999)
     limit = SLOWDOWN * MACHINE.seconds(decode)
     assert MACHINE.seconds(decode + Work.piece(start, start + n)) <= limit
     assert MACHINE.seconds(decode + Work.piece(start, start + n + 1)) > limit
@@ -114,29 +114,29 @@ def test_a_prompt_takes_what_keeps_the_step_short(start: int) -> None:
 
 def test_prompts_share_a_step_and_only_the_first_gets_on_in_any_case() -> None:
     decode = sum((Work.piece(500 + i, 501 + i, 1) for i in range(4)), Work())
-    budget = Budget(512, known(MACHINE), decode)
-    assert budget.take(0, 5) == 5
+    budget = Budget(512, 64, known(MACHINE), decode)
+    assert budget.take(0, 5, 4) == 5
     assert not budget.spent
-    second = budget.take(0, 400)
+    second = budget.take(0, 400, 399)
     assert budget.spent
     assert 0 < second < 400
     assert MACHINE.seconds(decode + Work.piece(0, 5, 1) + Work.piece(0, second)) <= SLOWDOWN * MACHINE.seconds(decode)
     slow = known(StepCost(step=0.01, token=1.0, row=0.0, key=0.0))
-    budget = Budget(512, slow, Work.piece(9, 10, 1) + Work.piece(5, 6, 1))
-    assert budget.take(0, 400) == CHUNK
+    budget = Budget(512, 64, slow, Work.piece(9, 10, 1) + Work.piece(5, 6, 1))
+    assert budget.take(0, 400, 399) == CHUNK
     assert budget.spent
-    budget = Budget(512, slow, decode)
-    assert budget.take(0, 5) == 5
-    assert budget.take(0, 400) == 0
-    assert Budget(5, slow, decode).take(0, 400) == 5
+    budget = Budget(512, 64, slow, decode)
+    assert budget.take(0, 5, 4) == 5
+    assert budget.take(0, 400, 399) == 0
+    assert Budget(5, 64, slow, decode).take(0, 400, 399) == 5
 
 
 def test_when_nobody_waits_the_tokens_are_all_of_the_budget() -> None:
-    budget = Budget(512, None, Work())
-    assert [budget.take(0, 200), budget.take(7, 400), budget.spent] == [200, 312, True]
-    budget = Budget(512, None, Work())
-    assert [budget.take(0, 512), budget.spent] == [512, True]
-    assert Budget(0, None, Work()).spent
+    budget = Budget(512, 64, None, Work())
+    assert [budget.take(0, 200, 199), budget.take(7, 400, 399), budget.spent] == [200, 312, True]
+    budget = Budget(512, 64, None, Work())
+    assert [budget.take(0, 512, 511), budget.spent] == [512, True]
+    assert Budget(0, 64, None, Work()).spent
 
 
 @pytest.mark.parametrize("n_writers", [1, 4, 16])
@@ -152,9 +152,9 @@ def test_others_wait_little_longer_while_a_long_prompt_is_read(n_writers: int) -
         seconds = MACHINE.seconds(total(work)) * random.uniform(0.8, 1.2)
         pace.observe(total(work), seconds)
         for item in work:
-            samples = item.samples
+            ends = item.ends
             s.advance(item.request, item.end)
-            if samples:
+            if ends:
                 item.request.token_ids.append(7)
         return seconds
 

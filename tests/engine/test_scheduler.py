@@ -27,9 +27,9 @@ def request(id: int, n_prompt: int, first: int = 1, **options: Any) -> Request:
 def run(s: Scheduler, work: list[Scheduled]) -> None:
     """Does what the engine does after a step."""
     for item in work:
-        samples = item.samples
+        ends = item.ends
         s.advance(item.request, item.end)
-        if samples:
+        if ends:
             item.request.token_ids.append(7)
     s.check_integrity()
 

@@ -60,6 +60,11 @@ class Sampler:
         top = [((token + i) % self.n_vocab, -float(i)) for i in range(max(self.n_logprobs, 0))]
         return Sampled(token, None if self.n_logprobs < 0 else -0.5, top)
 
+    def score(self, hidden: int, token: int) -> Sampled:
+        likely = mix(hidden) % self.n_vocab
+        top = [((likely + i) % self.n_vocab, -float(i)) for i in range(self.n_logprobs)]
+        return Sampled(token, -float(mix(hidden, token) % 1000), top)
+
 
 @dataclass
 class Engine:
@@ -128,6 +133,9 @@ class Engine:
     def sample(self, row: int, sampler: Sampler, position: int, mask: bytes | None = None) -> Sampled:
         assert mask is None  # a fake vocabulary spells nothing
         return sampler.draw(self.hidden[row], position)
+
+    def score(self, row: int, sampler: Sampler, tokens: Sequence[int]) -> list[Sampled]:
+        return [sampler.score(self.hidden[row + i], token) for i, token in enumerate(tokens)]
 
     def logits(self, first: int = 0, n: int | None = None) -> Any:
         rows = self.hidden[first : None if n is None else first + n]

@@ -10,7 +10,6 @@ import pytest
 from serving import Server
 
 from pyedge import SamplingParams
-from pyedge.server.routes.completions import _row
 
 PATH = "/v1/completions"
 
@@ -119,19 +118,24 @@ def test_echo_with_logprobs(server: Server) -> None:
     pieces = [server.llm.tokenizer.decode([t], continues=True) for t in ids]
     assert entries["text_offset"] == [sum(map(len, pieces[:i])) for i in range(len(ids) + 1)]
     assert text.startswith("the other")
+    body = ask("the other", echo=True, logprobs=2, max_tokens=1, return_tokens_as_token_ids=True)
+    first, *rest = (c["choices"][0] for c in server.post(PATH, {**body, "stream": True}).chunks)
+    assert first["text"] == "the other"
+    assert {k: v[: len(ids)] for k, v in entries.items()} == first["logprobs"]
+    assert rest[-1]["finish_reason"] == "length"
+    only = server.post(PATH, {**body, "max_tokens": 0, "n": 2}).json
+    for choice in only["choices"]:
+        assert (choice["text"], choice["logprobs"]) == ("the other", first["logprobs"])
+    assert only["usage"]["completion_tokens"] == 0
 
 
-def test_the_likeliest_tokens_of_a_row() -> None:
-    """In their order; of equally likely ones, those of the smaller ids."""
-    rng = np.random.default_rng(0)
-    for n_top in (0, 1, 3, 40, 64):
-        logits = rng.integers(-6, 6, 40).astype(np.float32)
-        logits[5] = -np.inf
-        logprob, best = _row(logits, 7, n_top)
-        logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum())
-        assert math.isclose(logprob, logprobs[7], abs_tol=1e-6)
-        assert [t for t, _ in best] == sorted(range(40), key=lambda t: (-logits[t], t))[:n_top]
-        assert np.allclose([x for _, x in best], [logprobs[t] for t, _ in best])
+def test_echo_with_too_many_logprobs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyedge.server.routes.completions.MAX_ECHOED", 20)
+    ids = [5, 6, 7, 8]
+    assert server.post(PATH, ask(ids, echo=True, logprobs=4)).status == 200
+    for fields in ({"logprobs": 5}, {"prompt": [ids, ids], "logprobs": 2}, {"logprobs": 2, "n": 2}):
+        reply = server.post(PATH, {**ask(ids, echo=True), **fields})
+        assert (reply.status, reply.error["param"]) == (400, "echo")
 
 
 def test_stop_strings(server: Server) -> None:
@@ -165,6 +169,7 @@ def test_an_empty_prompt_begins_a_text(server: Server, prompt: Any) -> None:
     ("fields", "param"),
     [
         ({"suffix": "x"}, "suffix"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 3, "n": 2}, "best_of"),
     ],

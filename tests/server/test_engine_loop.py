@@ -74,47 +74,6 @@ def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     wait_until(lambda: server.get("/health").status == 200)
 
 
-ECHO = {**BODY, "prompt": "the other", "echo": True, "logprobs": 1}
-
-
-def test_work_between_steps_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who wait for it, or for their turn, are told; and nobody computes later what nobody waits for."""
-    engine, hang, computed = server.llm.engine, threading.Event(), []
-    logits = engine.logits
-
-    def hanging(ids: Any) -> Any:
-        computed.append(ids)
-        hang.wait(20)
-        return logits(ids)
-
-    monkeypatch.setattr(engine, "logits", hanging)
-    monkeypatch.setattr(engine_loop, "STUCK_AFTER", 0.2)
-    try:
-        with ThreadPoolExecutor(6) as pool:
-            replies = list(pool.map(lambda _: server.post(TEXT, ECHO), range(6)))
-        assert {(r.status, r.error["code"]) for r in replies} == {(503, "unavailable")}
-        assert server.get("/health").status == 503
-    finally:
-        hang.set()
-    wait_until(lambda: server.get("/health").status == 200)
-    assert len(computed) == 1
-    assert server.post(TEXT, ECHO).status == 200
-
-
-def test_work_between_steps_for_a_client_that_leaves(server: Server) -> None:
-    """It is not done if its turn is still to come."""
-    loop, hang, done = server.service.loop, threading.Event(), []
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(loop.run, lambda: hang.wait(20), lambda: False)
-        try:
-            with pytest.raises(engine_loop.ClientGoneError):
-                loop.run(lambda: done.append(1), lambda: True)
-        finally:
-            hang.set()
-        assert first.result() is True
-    assert loop.run(lambda: list(done), lambda: False) == []
-
-
 def test_a_route_that_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours is 500, without a traceback for the client."""
     monkeypatch.setattr(server.llm, "encode", lambda prompt: 1 // 0)

@@ -136,6 +136,22 @@ def test_a_client_that_leaves(endless: Server, path: str, body: dict[str, object
     assert time.monotonic() - start < 1.5
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_read(endless: Server, stream: bool) -> None:
+    """Others write meanwhile, and nobody reads on. This one asks for all log-probabilities, which takes longest."""
+    body = {"prompt": [5, 6, 7, 8] * 3000, "echo": True, "logprobs": 2, "max_tokens": 0, "stream": stream}
+    engine = endless.llm.engine
+    with endless.connect() as s:
+        s.sendall(post("/v1/completions", body))
+        wait_until(lambda: endless.pages_used > 0)
+        assert endless.post("/v1/completions", {"prompt": "the", "max_tokens": 20}).status == 200
+        (echoed,) = engine.scheduler.running
+        assert 0 < len(echoed.prompt_rows or []) < 11_999
+    start = time.monotonic()
+    wait_until(endless.at_rest)
+    assert time.monotonic() - start < 1.5
+
+
 def test_a_client_that_leaves_hard(endless: Server) -> None:
     """With a reset."""
     s = endless.connect()

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flask import Blueprint, Response
 
 from pyedge.engine.request import Request, TokenEvent
-from pyedge.server import access, logprobs
+from pyedge.server import logprobs
 from pyedge.server.constraints import grammar_of
-from pyedge.server.engine_loop import POLL, ClientGoneError
 from pyedge.server.errors import ApiError
 from pyedge.server.generation import make_requests, refusals
 from pyedge.server.routes import service
 from pyedge.server.schemas import CompletionRequest, read_body
 from pyedge.server.service import Service
-from pyedge.server.streaming import Chunk, answer, client_gone, ends, usage
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from pyedge.server.streaming import Chunk, answer, usage
 
 routes = Blueprint("completions", __name__)
 
-MAX_PROMPT_LOGITS = 256 << 20  # bytes of them, for the log-probabilities of an echoed prompt
-_ECHOES = threading.BoundedSemaphore(2)  # prompts whose logits are held at once, whatever number of clients asks
+MAX_ECHOED = 1 << 18  # log-probabilities of prompts in an answer: 20 MB of JSON
 
 
 @routes.post("/v1/completions")
@@ -43,16 +36,26 @@ def completions() -> Response:
     with refusals("prompt"):
         prompts = [s.llm.encode(p if isinstance(p, str) else {"prompt_token_ids": p}) for p in given]
     requests = make_requests(s, body, prompts, params)
-    content = CompletionAnswer(s, body, requests)
-    if body.echo:
-        content.echo(given)
+    if body.echo and body.logprobs is not None:
+        each = min(body.logprobs, s.loop.engine.n_vocab) + 1
+        if (n := sum(len(r.prompt_token_ids) for r in requests) * each) > MAX_ECHOED:
+            raise ApiError(
+                400,
+                f"echo: the prompts have {n} log-probabilities with logprobs {body.logprobs}, and an answer at most "
+                f"{MAX_ECHOED}; ask for fewer logprobs, or send shorter prompts",
+                param="echo",
+            )
+    content = CompletionAnswer(s, body, requests, given if body.echo else None)
     return answer(s, requests, content, stream=bool(body.stream))
 
 
 class CompletionAnswer:
     """One or several continuations, as chunks and as a whole."""
 
-    def __init__(self, s: Service, body: CompletionRequest, requests: list[Request]) -> None:
+    def __init__(
+        self, s: Service, body: CompletionRequest, requests: list[Request], echoed: list[str | list[int]] | None
+    ) -> None:
+        """echoed: prompts that are said before their continuations."""
         self._service = s
         self._requests = requests
         self._include_usage = body.include_usage
@@ -62,7 +65,8 @@ class CompletionAnswer:
         as_ids = bool(body.return_tokens_as_token_ids)
         self._spelling = [logprobs.Completion(s.llm.tokenizer, as_ids=as_ids) for _ in requests]
         self._logprobs = [spelling.empty() for spelling in self._spelling]
-        self._echoed: list[Chunk] = []
+        n = 1 if echoed is None else len(requests) // len(echoed)
+        self._echoed = {} if echoed is None else {i: echoed[i // n] for i in range(len(requests))}
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -71,28 +75,12 @@ class CompletionAnswer:
             "system_fingerprint": s.fingerprint,
         }
 
-    def echo(self, given: list[str | list[int]]) -> None:
-        """Puts each prompt before its continuations."""
-        n = len(self._requests) // len(given)
-        for i, prompt in enumerate(given):
-            requests = range(i * n, (i + 1) * n)
-            ids = self._requests[i * n].prompt_token_ids
-            text = prompt if isinstance(prompt, str) else self._service.llm.tokenizer.decode(ids)
-            known = None if self._n_top is None else _prompt_logprobs(self._service, ids, self._n_top)
-            for index in requests:
-                entries = self._spelling[index].empty()
-                if known is not None:
-                    detokenizer = self._service.llm.tokenizer.detokenizer(False, continues=False)
-                    for token, (logprob, top) in zip(ids, known, strict=True):
-                        added = len(detokenizer.push(token)) if token < self._service.llm.tokenizer.n_vocab else 0
-                        self._spelling[index].add(entries, token, logprob, top, added)
-                self._note(index, text, entries)
-                self._echoed.append(self._chunk(index, text, entries))
-
     def begin(self) -> Iterator[Chunk]:
-        yield from self._echoed
+        yield from ()
 
     def take(self, index: int, event: TokenEvent) -> Iterator[Chunk]:
+        if index in self._echoed:  # with the first event, for its log-probabilities are there by then
+            yield self._echo(index, self._echoed.pop(index))
         entries = self._spelling[index].empty()
         if self._n_top is not None and event.token_id is not None:
             self._spelling[index].add(entries, event.token_id, event.logprob, event.top_logprobs, len(event.text))
@@ -117,6 +105,19 @@ class CompletionAnswer:
         ]
         return {**self._head, "choices": choices, "usage": usage(self._requests)}
 
+    def _echo(self, index: int, prompt: str | list[int]) -> Chunk:
+        request, tokenizer, spelling = self._requests[index], self._service.llm.tokenizer, self._spelling[index]
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(request.prompt_token_ids)
+        entries = spelling.empty()
+        if request.prompt_rows is not None:
+            detokenizer = tokenizer.detokenizer(False, continues=False)
+            for token, row in zip(request.prompt_token_ids, (None, *request.prompt_rows), strict=True):
+                added = len(detokenizer.push(token)) if token < tokenizer.n_vocab else 0
+                logprob, top = (None, None) if row is None else (row.logprob, row.top)
+                spelling.add(entries, token, logprob, top, added)
+        self._note(index, text, entries)
+        return self._chunk(index, text, entries)
+
     def _note(self, index: int, text: str, entries: dict[str, Any]) -> None:
         self._texts[index] += text
         for key, values in self._logprobs[index].items():
@@ -131,40 +132,3 @@ class CompletionAnswer:
         }
         chunk = {**self._head, "choices": [choice]}
         return {**chunk, "usage": None} if self._include_usage else chunk
-
-
-_Known = tuple["float | None", "list[tuple[int, float]] | None"]
-
-
-def _prompt_logprobs(s: Service, ids: list[int], n_top: int) -> list[_Known]:
-    """Of each of a prompt's tokens: its log-probability, and the n_top most likely ones in its place."""
-    if len(ids) * s.loop.engine.n_vocab * 4 > MAX_PROMPT_LOGITS:
-        most = MAX_PROMPT_LOGITS // (s.loop.engine.n_vocab * 4)
-        raise ApiError(
-            400, f"echo with logprobs: {len(ids)} tokens of prompt, and at most {most} may have them", param="echo"
-        )
-    if len(ids) < 2:
-        return [(None, None)] * len(ids)
-    gone = client_gone()
-    with ends(access.record()):
-        while not _ECHOES.acquire(timeout=POLL):
-            if gone():
-                raise ClientGoneError
-        try:
-            logits = s.loop.run(lambda: s.loop.engine.logits(ids[:-1]), gone)
-            return [(None, None), *(_row(row, token, n_top) for row, token in zip(logits, ids[1:], strict=True))]
-        finally:
-            _ECHOES.release()
-
-
-def _row(logits: npt.NDArray[np.float32], token: int, n_top: int) -> _Known:
-    import numpy as np
-
-    x = logits.astype(np.float64)
-    x -= x.max()
-    x -= np.log(np.exp(x).sum())
-    if (n_top := min(n_top, len(x))) == 0:
-        return float(x[token]), []
-    likely = np.flatnonzero(x >= np.partition(x, -n_top)[-n_top])  # sorting all takes longer than the model
-    best = likely[np.argsort(-x[likely], kind="stable")][:n_top]
-    return float(x[token]), [(int(t), float(x[t])) for t in best]
