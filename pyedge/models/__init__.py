@@ -67,7 +67,7 @@ def build_plan(gguf: _core.Gguf, max_model_len: int | None = None) -> Plan:
             h = replace(h, max_model_len=max_model_len)
         p = PlanBuilder(gguf, h)
         family.build(p, h)
-        return p.finish(family.IGNORED)
+        return p.finish((*family.IGNORED, *h.rotary.unread(h.max_model_len)))
     except ModelError as e:
         if str(e).startswith(gguf.path):  # the loader's own errors name the file
             raise

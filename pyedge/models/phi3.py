@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyedge import _core
 
 ARCHITECTURES = ("phi3",)
-IGNORED = ("rope_factors_long.weight", "rope_factors_short.weight")  # one is read, by the context that is asked for
+IGNORED = ()
 _FUSED = {
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",

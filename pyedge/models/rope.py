@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_DIM = 2**12
 _KINDS = ("none", "linear", "yarn", "longrope")
+_LONG, _SHORT = "rope_factors_long", "rope_factors_short"
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,24 @@ class Rotary:
     yarn: Yarn | None
     long_from: int | None  # two tensors of divisors, for contexts up to this length and above; None: at most one
 
+    def factors(self, length: int) -> str:
+        """The tensor of divisors that sequences of this length are rotated by."""
+        if self.long_from is None:
+            return "rope_freqs"
+        return _LONG if length > self.long_from else _SHORT
+
+    def unread(self, length: int) -> tuple[str, ...]:
+        """Tensors that the file has for other lengths."""
+        return () if self.long_from is None else (f"{_SHORT if self.factors(length) == _LONG else _LONG}.weight",)
+
     def rope(
         self, head_dim: int, length: int, pairing: Pairing, base: float | None, scaled: bool, truncate: bool
     ) -> Rope:
         base = self.base if base is None else base
         if not scaled:
             return Rope(head_dim, self.n_rot, base, pairing=pairing)
-        factors = "rope_freqs"
-        if self.long_from is not None:
-            factors = "rope_factors_long" if length > self.long_from else "rope_factors_short"
         ramp = self.yarn.ramp(self.n_rot, base, truncate) if self.yarn is not None else (0.0, 0.0)
-        return Rope(head_dim, self.n_rot, base, self.scale, factors, pairing, self.magnitude, ramp)
+        return Rope(head_dim, self.n_rot, base, self.scale, self.factors(length), pairing, self.magnitude, ramp)
 
 
 def read(gguf: _core.Gguf, keys: Keys, head_dim: int, context_length: int) -> Rotary:
@@ -121,7 +129,7 @@ def _yarn_magnitude(keys: Keys, factor: float) -> float:
 
 def _long_from(gguf: _core.Gguf, keys: Keys, kind: str | None, context_length: int) -> int | None:
     """LongRoPE (Ding et al. 2024, arXiv:2402.13753) comes as two tensors, which early files do not announce by kind."""
-    names = ("rope_factors_long.weight", "rope_factors_short.weight")
+    names = (f"{_LONG}.weight", f"{_SHORT}.weight")
     missing = [name for name in names if gguf.tensor_index(name) < 0]
     if len(missing) == 2 and kind != "longrope":
         return None

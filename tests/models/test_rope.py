@@ -12,6 +12,7 @@ import pytest
 from tinymodel import write_tiny_llama
 
 from pyedge import ModelError, _core
+from pyedge.models import build_plan
 from pyedge.models.hparams import HParams, read
 from pyedge.models.plan import Pairing, Rope
 
@@ -102,13 +103,15 @@ def test_yarn_that_is_refused(tmp_path: Path, key: str, value: Any, why: str) ->
 
 @pytest.mark.parametrize("kind", ["longrope", None])
 def test_long_factors_are_for_long_contexts(tmp_path: Path, kind: str | None) -> None:
-    """Early files do not say that they have them."""
+    """Early files do not say that they have them. The set that is not used is not missed."""
     h = hparams_of(tmp_path, ("long", "short"), type=kind, original_context_length=64, attn_factor=1.19)
     assert h.rope(Pairing.HALVES) == Rope(
         **PLAIN, factors="rope_factors_long", pairing=Pairing.HALVES, magnitude=pytest.approx(1.19)
     )
     for length, factors in ((64, "rope_factors_short"), (65, "rope_factors_long")):
         assert replace(h, max_model_len=length).rope(Pairing.HALVES).factors == factors
+        with _core.Gguf(str(tmp_path / "m.gguf")) as file:
+            assert any(factors in name for name in build_plan(file, length).tensors.values())
 
 
 @pytest.mark.parametrize(
