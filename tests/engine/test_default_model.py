@@ -75,6 +75,7 @@ def test_streams_have_whole_characters(llm: LLM, text: str) -> None:
 
 
 def test_every_prompt_length_alone_together_and_from_the_cache(llm: LLM) -> None:
+    """B34"""
     ids = [(7919 * i) % 40000 + 5 for i in range(70)]
     prompts = [{"prompt_token_ids": ids[:n]} for n in range(1, 71)]
     rules = greedy(max_tokens=4, logprobs=2)
@@ -139,7 +140,7 @@ def test_resident_memory(smollm2_path: Path) -> None:
 
 
 def test_json_ends_with_its_last_brace(llm: LLM) -> None:
-    """ollama/ollama#2577: in JSON mode white space went on after the object, until the limit."""
+    """B37, ollama/ollama#2577: in JSON mode white space went on after the object, until the limit."""
     schema = {
         "type": "object",
         "properties": {"color": {"enum": ["red", "green"]}, "ok": {"type": "boolean"}},

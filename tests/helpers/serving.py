@@ -101,6 +101,13 @@ class Server:
         assert self.get("/health").json == {"status": "ok"}
 
 
+def post(path: str, body: object, *headers: str, length: int | None = None) -> bytes:
+    """A request's bytes. length: that it claims to have."""
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data) if length is None else length}"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + data
+
+
 def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     while not true():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import Server, serving, wait_until
+from serving import Server, post, serving, wait_until
 
 N = 2000
 WORDS = ["the ", "other ", "hand ", "in ", "and ", "12 "]
@@ -37,8 +36,7 @@ def ask(server: Server, i: int) -> str:
         assert reply.status == 200, reply.data
         assert not body["stream"] or reply.chunks
         return "whole"
-    data = json.dumps(body).encode()
-    message = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    message = post(path, body)
     with server.connect() as s:
         s.sendall(message[: r.choice([10, len(message) - 1, len(message), len(message)])])
         if r.random() < 0.5:

@@ -12,18 +12,12 @@ from pathlib import Path
 
 import pytest
 from program import write_endless
-from serving import Server, serving, wait_until
+from serving import Server, post, serving, wait_until
 
 from pyedge.server.listener import SPARE_THREADS
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CLOSE = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-
-
-def post(path: str, body: object, *headers: str, length: int | None = None) -> bytes:
-    data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data) if length is None else length}"]
-    return "\r\n".join([*lines, *headers, "", ""]).encode() + data
 
 
 def status(answer: bytes) -> int:
