@@ -1,16 +1,15 @@
 """A checkpoint in Hugging Face's form becomes a GGUF file: what `pyedge convert` does.
 
-Owns the plan of the file: which of its tensors is made of what (made_tensor.py makes them), and the keys that all
-families have. What is particular to a family stands in its module of pyedge/models: CHECKPOINTS. Nothing is written
-before the file that will be there has been tried as far as that goes without weights: its plan is built, and its
-tokenizer.
+Owns the plan of the file: types and shapes of its tensors (placing.py says what they are made of, made_tensor.py makes
+them), and the keys that all families have. What is particular to a family stands in its module of pyedge/models:
+CHECKPOINTS. Nothing is written before the file that will be there has been tried as far as that goes without weights:
+its plan is built, and its tokenizer.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from pyedge import _core
@@ -22,6 +21,7 @@ from pyedge.tools import rope_settings, tokenizer_files
 from pyedge.tools.checkpoint import AGAIN, FLOATS, Checkpoint, Stored
 from pyedge.tools.gguf_writer import GgufWriter, Tensor, packed
 from pyedge.tools.made_tensor import Made
+from pyedge.tools.placing import Placed, placed
 
 TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7)}  # and general.file_type
 _MXFP4_FILE = 38  # general.file_type, where experts are in MXFP4
@@ -91,7 +91,7 @@ class _Plan:
         self._about, self._config = _family(checkpoint)
         self.architecture = self._about.architecture
         stored = checkpoint.tensors()
-        found = self._named(stored)
+        found = self._placed(stored)
         self.type = type or _most(found)
         made = [self._made(name, to, sources, stored) for name, (to, sources) in found.items()]
         _check_modules(checkpoint)
@@ -113,54 +113,13 @@ class _Plan:
 
     # ---- Tensors ----
 
-    def _named(self, stored: dict[str, Stored]) -> dict[str, tuple[To, list[Stored]]]:
-        """By the file's names: what each is made of."""
-        stacks: dict[str, tuple[To, dict[int, Stored]]] = {}
-        for name, tensor in stored.items():
-            if any(fnmatchcase(one, pattern) for one in self._spelled(name) for pattern in self._about.ignored):
-                continue
-            targets, numbers, suffix = self._targets(name)
-            for to in targets:
-                layer, number = (*numbers, 0, 0)[:2]
-                full = to.name.replace("{i}", str(layer))
-                full += "" if full.endswith((".weight", ".bias")) else suffix
-                _, stack = stacks.setdefault(full, (to, {}))
-                at = number if "{i}" in to.name else layer
-                if at in stack:
-                    raise ModelError(f"{name}: {full} is made of {stack[at].name} already; {AGAIN}")
-                stack[at] = tensor
-        found = {}
-        for full, (to, stack) in stacks.items():
-            if (missing := next((i for i in range(len(stack)) if i not in stack), None)) is not None:
-                raise ModelError(f"{next(iter(stack.values())).name}: number {missing} of its kind is missing; {AGAIN}")
-            found[full] = (to, [stack[i] for i in range(len(stack))])
+    def _placed(self, stored: dict[str, Stored]) -> Placed:
+        config = self._config
+        optional = ["output", *self._about.sized, *(() if config.value("type_vocab_size") else ("token_types",))]
+        found = dict(placed(self._about, stored, config.integer("num_hidden_layers", "n_layer"), optional))
         if self._tied:
             found.pop("output.weight", None)
         return found
-
-    def _spelled(self, name: str) -> list[str]:
-        """The names that a tensor's may stand for: without what it begins with, and as TensorFlow's ended."""
-        for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
-            name = name.removesuffix(old) + new if name.endswith(old) else name
-        return [name] + [name.removeprefix(p) for p in self._about.prefixes if name.startswith(p)]
-
-    def _targets(self, name: str) -> tuple[tuple[To, ...], list[int], str]:
-        tried = self._spelled(name)
-        _, dot, last = tried[0].rpartition(".")
-        suffix = dot + last if last in ("weight", "bias") else ""
-        tried += [f"model.{one}" for one in tried]
-        for one in tried:
-            for spelled, end in ((one, ""), (one.removesuffix(suffix), suffix)) if suffix else ((one, ""),):
-                numbers = [int(part) for part in spelled.split(".") if part.isdecimal() and len(part) < 6]
-                pattern, marks = [], iter(("{i}", "{e}"))
-                for part in spelled.split("."):
-                    pattern.append(next(marks, part) if part.isdecimal() and len(part) < 6 else part)
-                to = self._about.tensors.get(".".join(pattern))
-                if to is not None:
-                    return tuple(_to(one) for one in ((to,) if isinstance(to, (str, To)) else to)), numbers, end
-        raise ModelError(
-            f"{name}: has no place in a file of {self.architecture}, so the model would not be what it is; take another"
-        )
 
     def _made(self, name: str, to: To, sources: list[Stored], stored: dict[str, Stored]) -> Made:
         shape = list(sources[0].shape)
@@ -200,7 +159,7 @@ class _Plan:
     def _tied(self) -> bool:
         return bool(self._config.value("tie_word_embeddings", default=False))
 
-    def _check_output(self, found: dict[str, Any], stored: dict[str, Stored]) -> None:
+    def _check_output(self, found: Placed, stored: dict[str, Stored]) -> None:
         needed = "lm_head" in self._about.tensors and not self._tied and self.pooling is None
         if needed and "output.weight" not in found:
             raise ModelError(
@@ -302,10 +261,6 @@ class _Unwritten:
         return self._index.get(name, -1)
 
 
-def _to(target: str | To) -> To:
-    return To(target) if isinstance(target, str) else target
-
-
 def _order(name: str) -> tuple[int, int, str]:
     """As readers go through a file: what comes before the layers, each layer, and the end."""
     parts = name.split(".")
@@ -314,7 +269,7 @@ def _order(name: str) -> tuple[int, int, str]:
     return (2 if name.startswith("output") else 0), 0, name
 
 
-def _most(found: dict[str, tuple[To, list[Stored]]]) -> str:
+def _most(found: Placed) -> str:
     """The type of most weights."""
     counts = dict.fromkeys(FLOATS, 0)
     for _, sources in found.values():

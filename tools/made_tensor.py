@@ -53,12 +53,14 @@ class Made:
             return
         vectors = self.tensor.name.endswith(".bias")  # their rows are what a matrix has as columns
         whole = self.head_dim if self.head_dim and len(source.shape) > 1 else step
-        for i, n in _runs(source.n_rows, max(1, _PIECE // columns // whole) * whole):
-            values = source.values(i, n)
+        left_out = first if step == 1 and not vectors else 0  # once, and not of every piece
+        taken = slice(first - left_out, None, step)
+        for i, n in _runs(source.n_rows - left_out, max(1, _PIECE // columns // whole) * whole):
+            values = source.values(left_out + i, n)
             if self.head_dim:  # of a bias, one row has all heads
                 by_heads = values.reshape(-1, 2, self.head_dim // 2, columns if len(source.shape) > 1 else 1)
                 values = by_heads.swapaxes(1, 2).reshape(values.shape)
-            yield np.ascontiguousarray(values[:, first::step] if vectors else values[first::step])
+            yield np.ascontiguousarray(values[:, taken] if vectors else values[taken])
 
     def _encoded(self, values: np.ndarray) -> np.ndarray:
         kind = self.tensor.type

@@ -103,8 +103,10 @@ class _Source:
                 found.keys["add_space_prefix"] = prefix
             return found
         if self._own is not None:
-            if self._own.model == "llama":
+            if self._own.scores is not None:
                 self._own.keys["add_space_prefix"] = self._puts_space_before()
+            if self._own.model == "t5" and self._squeezes_spaces():
+                self._own.keys["remove_extra_whitespaces"] = True
             return self._own
         words = self._checkpoint.text("vocab.txt")
         if words is not None:
@@ -118,6 +120,11 @@ class _Source:
         assert self.library is not None
         tokens = _encoded(self.library, "a").tokens
         return bool(tokens) and tokens[0].startswith(SPACE)
+
+    def _squeezes_spaces(self) -> bool:
+        assert self.library is not None
+        few, many = (_encoded(self.library, text).ids for text in ("a a", "a  a "))
+        return few == many
 
     def recognised(self) -> str:
         assert self.library is not None

@@ -7,6 +7,7 @@ are cut (pre_recognition.py).
 
 from __future__ import annotations
 
+import base64
 import math
 import struct
 from collections.abc import Iterator
@@ -137,9 +138,11 @@ def from_json(tokenizer: dict[str, Any]) -> Vocabulary:
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind == "WordPiece":
         return _word_pieces(model, _of_kind(tokenizer.get("normalizer"), "BertNormalizer"))
+    if kind == "Unigram":
+        return _unigram(model, tokenizer)
     if kind != "BPE":
         raise ModelError(
-            f"tokenizer.json: model {kind!r:.40} is not supported, only BPE and WordPiece are; "
+            f"tokenizer.json: model {kind!r:.40} is not supported, only BPE, Unigram and WordPiece are; "
             "give a tokenizer.model or take another model"
         )
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -173,6 +176,53 @@ def _characters(texts: list[str | None], merges: list[tuple[str, str]], unknown:
             types[i] = TokenType.UNKNOWN
     scores = [-float(ranks.get(text or "", len(merges))) for text in texts]
     return Vocabulary("llama", texts, types, scores)
+
+
+def _unigram(model: dict[str, Any], tokenizer: dict[str, Any]) -> Vocabulary:
+    """SentencePiece's own kind. What it does to white space is for the caller to say, who has the library."""
+    _check_like_sentencepiece(tokenizer)
+    pieces = _list(model.get("vocab"), "vocab")
+    if not pieces or not all(
+        isinstance(p, list) and len(p) == 2 and isinstance(p[0], str) and _is_score(p[1]) for p in pieces
+    ):
+        raise _wrong("its vocabulary is no list of pieces with scores")
+    unknown = model.get("unk_id")
+    if unknown is not None and not (type(unknown) is int and 0 <= unknown < len(pieces)):
+        raise _wrong(f"unk_id {unknown!r:.40} is none of its pieces")
+    texts: list[str | None] = [text for text, _ in pieces]
+    types = _normal(texts)
+    if model.get("byte_fallback"):
+        types = [int(TokenType.NORMAL if byte_of(text) is None else TokenType.BYTE) for text, _ in pieces]
+    keys: dict[str, Any] = {}
+    if unknown is not None:
+        types[unknown] = TokenType.UNKNOWN
+        keys["unknown_token_id"] = unknown
+    if (normalizer := _of_kind(tokenizer.get("normalizer"), "Precompiled")) is not None:
+        keys["precompiled_charsmap"] = _charsmap(normalizer.get("precompiled_charsmap"))
+    return Vocabulary("t5", texts, types, [float(score) for _, score in pieces], keys=keys)
+
+
+def _is_score(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+
+
+def _charsmap(text: Any) -> list[int]:
+    try:
+        return list(base64.b64decode(text, validate=True))
+    except (ValueError, TypeError) as e:
+        raise _wrong("its precompiled_charsmap is no base64") from e
+
+
+def _check_like_sentencepiece(tokenizer: dict[str, Any]) -> None:
+    """What stands before the model must be what SentencePiece does: its table of characters, and spaces."""
+    for part in _flat(tokenizer.get("normalizer")):
+        kind, pattern = part.get("type"), part.get("pattern")
+        spaces = isinstance(pattern, dict) and all(str(p).strip(" ") in ("", "{2,}", "+") for p in pattern.values())
+        if kind not in ("Precompiled", "Strip", "Prepend", "Replace") or (kind == "Replace" and not spaces):
+            raise _wrong(f"its normalizer {kind!r:.40} is not supported beside Unigram")
+    for part in _flat(tokenizer.get("pre_tokenizer")):
+        if part.get("type") not in ("Metaspace", "WhitespaceSplit"):
+            raise _wrong(f"its pre_tokenizer {part.get('type')!r:.40} is not supported beside Unigram")
 
 
 def _word_pieces(model: dict[str, Any], normalizer: dict[str, Any] | None) -> Vocabulary:
@@ -225,16 +275,19 @@ def _merge(merge: Any) -> tuple[str, str]:
 
 
 def _of_kind(part: Any, kind: str) -> dict[str, Any] | None:
-    """That part of a normalizer, pre-tokenizer or decoder, which may be a sequence of several."""
+    """That part of a normalizer, pre-tokenizer or decoder."""
+    return next((one for one in _flat(part) if one.get("type") == kind), None)
+
+
+def _flat(part: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a normalizer, pre-tokenizer or decoder, which may be a sequence of several."""
     if not isinstance(part, dict):
-        return None
-    if part.get("type") == kind:
-        return part
+        return
+    if part.get("type") != "Sequence":
+        yield part
     for name in ("normalizers", "pretokenizers", "decoders"):
         for inner in _list(part.get(name, []), name):
-            if found := _of_kind(inner, kind):
-                return found
-    return None
+            yield from _flat(inner)
 
 
 def _list(value: Any, name: str) -> list[Any]:

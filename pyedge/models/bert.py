@@ -1,7 +1,8 @@
 """Encoders that embed texts: `bert` (MiniLM, bge, e5, gte) and `nomic-bert` (nomic-embed-text v1 and v1.5).
 
-BERT: arXiv:1810.04805; Nomic Embed: arXiv:2402.01613. A token sees the whole text, and norms stand behind the sums.
-BERT has biases and learned positions; Nomic's rotates queries and keys, and gates its feed-forward network.
+BERT: arXiv:1810.04805; RoBERTa, which counts positions otherwise, and XLM-R (bge-m3, multilingual e5):
+arXiv:1907.11692, 1911.02116; Nomic Embed: arXiv:2402.01613. A token sees the whole text, and norms stand behind the
+sums. BERT has biases and learned positions; Nomic's rotates queries and keys, and gates its feed-forward network.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyedge.models.blocks import gated_ffn
-from pyedge.models.checkpoint import Checkpoint, Config, layers
+from pyedge.models.checkpoint import Checkpoint, Config, Names, To, layers
 from pyedge.models.hparams import HParams, read
 from pyedge.models.keys import Keys
 from pyedge.models.plan import Activation, Index, Pairing, PlanBuilder, Pooling, Value
@@ -48,26 +49,47 @@ _NOMIC = {
 }
 
 
+_POSITIONS = "embeddings.position_embeddings"
+_NAMES: Names = {
+    **_EMBEDDINGS,
+    _POSITIONS: "position_embd",
+    "embeddings.LayerNorm": "token_embd_norm",
+    **layers(_BERT, prefix="encoder.layer"),
+}
+_COMPUTED = {"hidden_act": ("gelu",), "position_embedding_type": ("absolute",), "is_decoder": (False,)}
+_HEADS = ("embeddings.position_ids", "pooler.*", "cls.*", "lm_head.*")
+_PAD = 1  # RoBERTa's: positions are counted from the next number on
+
+
 def _keys(c: Config) -> dict[str, Any]:
     """A config may give a number of heads of k and v, which no BERT heeds."""
     return {"attention.causal": False, "attention.head_count_kv": c.integer("num_attention_heads", "n_head")}
+
+
+def _roberta_keys(c: Config) -> dict[str, Any]:
+    return {**_keys(c), "context_length": max(c.integer("max_position_embeddings") - _PAD - 1, 0)}
 
 
 CHECKPOINTS = (
     Checkpoint(
         "bert",
         ("BertModel", "BertForMaskedLM"),
-        {
-            **_EMBEDDINGS,
-            "embeddings.position_embeddings": "position_embd",
-            "embeddings.LayerNorm": "token_embd_norm",
-            **layers(_BERT, prefix="encoder.layer"),
-        },
+        _NAMES,
         defaults={"layer_norm_eps": 1e-12},
-        computed={"hidden_act": ("gelu",), "position_embedding_type": ("absolute",), "is_decoder": (False,)},
+        computed=_COMPUTED,
         keys=_keys,
         prefixes=("bert.",),
-        ignored=("embeddings.position_ids", "pooler.*", "cls.*"),
+        ignored=_HEADS,
+    ),
+    Checkpoint(
+        "bert",
+        ("XLMRobertaModel", "XLMRobertaForMaskedLM", "RobertaModel", "RobertaForMaskedLM"),
+        {**_NAMES, _POSITIONS: To("position_embd", rows=(_PAD + 1, 1))},
+        defaults={"layer_norm_eps": 1e-12, "pad_token_id": _PAD},
+        computed={**_COMPUTED, "pad_token_id": (_PAD,)},
+        keys=_roberta_keys,
+        prefixes=("roberta.",),
+        ignored=_HEADS,
     ),
     Checkpoint(
         "nomic-bert",

@@ -33,6 +33,7 @@ import make
 import make_encoders
 import make_experts
 import sentencepiece
+import spmodel
 import tokenizers
 import torch
 import transformers
@@ -323,6 +324,38 @@ def of_pieces(kind: str, around: str | None = None) -> Callable[[], Any]:
     return build
 
 
+def roberta_tokenizer() -> Any:
+    blank = transformers.RobertaTokenizer()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=N_PIECES,
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    )
+    blank.backend_tokenizer.train_from_iterator(TEXTS, trainer)
+    model = json.loads(blank.backend_tokenizer.to_str())["model"]
+    return transformers.RobertaTokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])
+
+
+def unigram_tokenizer(kind: str) -> Callable[[], Any]:
+    """Of SentencePiece's own kind, with its own table of characters."""
+
+    def build() -> Any:
+        out = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS * 8), model_writer=out, vocab_size=120, model_type="unigram", minloglevel=2,
+            hard_vocab_limit=False,
+        )  # fmt: skip
+        parts = spmodel.fields(out.getvalue())
+        charsmap = next(dict(spmodel.fields(part))[2] for number, part in parts if number == 3)
+        begins = ["<s>", "<pad>", "</s>", "<unk>"] if kind == "XLMRobertaTokenizer" else ["<pad>", "</s>", "<unk>"]
+        pieces = [(text, 0.0) for text in begins] + [(t, s) for t, s, k in spmodel.pieces_of(out.getvalue()) if k == 1]
+        pieces += [("<mask>", 0.0)] if kind == "XLMRobertaTokenizer" else []
+        return getattr(transformers, kind)(vocab=pieces, _spm_precompiled_charsmap=charsmap)
+
+    return build
+
+
 def encoders() -> Iterator[Row]:
     bert = {**make.BASE, **make_encoders.BERT, "vocab_size": N_PIECES}
     for pooling in ("mean", "cls", "lasttoken"):
@@ -330,6 +363,12 @@ def encoders() -> Iterator[Row]:
     yield Row("bert", "with capitals", encoder(bert, "mean", words_tokenizer(lowercase=False)))
     yield Row("bert", "one token type", encoder({**bert, "type_vocab_size": 1}, "mean", words_tokenizer()))
     yield Row("bert", "rows without tokens", encoder({**bert, "vocab_size": N_PIECES + 32}, "mean", words_tokenizer()))
+    for kind in ("XLMRobertaTokenizer", "T5Tokenizer"):
+        yield Row("bert", f"{kind}, as of multilingual MiniLM", encoder(bert, "mean", unigram_tokenizer(kind)))
+    roberta = {**bert, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "max_position_embeddings": 66}
+    for model in ("xlm-roberta", "roberta"):
+        kind = {"xlm-roberta": unigram_tokenizer("XLMRobertaTokenizer"), "roberta": roberta_tokenizer}[model]
+        yield Row("bert", f"of {model}", encoder({**roberta, "model_type": model}, "mean", kind))
     nomic = {**make.BASE, **make_encoders.CASES["nomic-bert"][1], "vocab_size": N_PIECES}
     yield Row("nomic-bert", "pooling mean", encoder(nomic, "mean", words_tokenizer()))
     gemma = {**make.BASE, **make_encoders.CASES["gemma-embedding"][1], "vocab_size": N_PIECES}
@@ -392,6 +431,8 @@ def vocabularies() -> Iterator[Row]:
     yield Row("tokenizer.json", "BPE of bytes", tokenizer(byte_tokenizer))
     yield Row("tokenizer.json", "BPE of pieces, Llama", tokenizer(of_pieces("LlamaTokenizer")))
     yield Row("tokenizer.json", "BPE of pieces, Gemma", tokenizer(of_pieces("GemmaTokenizer")))
+    for kind in ("XLMRobertaTokenizer", "T5Tokenizer"):
+        yield Row("tokenizer.json", f"Unigram, {kind}", tokenizer(unigram_tokenizer(kind)))
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ TABLE = [
     Variant("gpt-oss", "gpt-oss, converted anew", "experts in any format", "gpt-oss", ("gpt2", "gpt-4o"), "harmony"),
     Variant("bert", "MiniLM, e5, gte", "encoder, mean pooling", "bert-mean", WPM, None),
     Variant("bert", "bge", "encoder, pooling by [CLS]", "bert-cls", WPM, None),
+    Variant("bert", "bge-m3, multilingual e5", "XLM-R: encoder of many languages", "bert-cls", ("t5", None), None),
+    Variant("bert", "distilroberta", "RoBERTa: encoder, BPE of bytes", "bert-mean", ("gpt2", "gpt-2"), None),
     Variant("nomic-bert", "nomic-embed-text 1, 1.5", "encoder, rotated, gated", "nomic-bert", WPM, None),
     Variant("gemma-embedding", "EmbeddingGemma", "windows on both sides", "gemma-embedding", SPM, None),
 ]

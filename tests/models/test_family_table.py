@@ -70,6 +70,10 @@ def sentencepiece(pre: str | None) -> dict[str, Any]:
     }
 
 
+def unigram(pre: str | None) -> dict[str, Any]:
+    return {**sentencepiece(pre), "tokenizer.ggml.model": "t5"}
+
+
 def wordpiece(pre: str | None) -> dict[str, Any]:
     assert pre is None
     special, letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], sorted({*plain(TEXT)} - {" ", "\n"})
@@ -84,7 +88,7 @@ def wordpiece(pre: str | None) -> dict[str, Any]:
     }
 
 
-METADATA = {"gpt2": byte_level, "llama": sentencepiece, "bert": wordpiece}
+METADATA = {"gpt2": byte_level, "llama": sentencepiece, "t5": unigram, "bert": wordpiece}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -144,6 +144,30 @@ def test_layers_behind_the_pooling(tmp_path: Path) -> None:
             convert(folder, tmp_path / "n.gguf")
 
 
+def test_roberta_counts_positions_from_behind_its_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLM-R is the BERT whose first two positions nothing has, however many pieces their tensor comes in."""
+    case = families.load("bert-mean")
+    bert, roberta = (hfcheckpoint.write(tmp_path / name / "c", case) for name in ("bert", "roberta"))
+    tensors = {f"roberta.{name}": values for name, values in case.weights().items()}
+    name = "roberta.embeddings.position_embeddings.weight"
+    tensors[name] = np.concatenate((np.full((2, tensors[name].shape[1]), 9.0, np.float32), tensors[name]))
+    hfcheckpoint.write_weights(roberta, tensors)
+    config = json.loads((roberta / "config.json").read_text())
+    config |= {"architectures": ["XLMRobertaModel"], "max_position_embeddings": 66, "pad_token_id": 1}
+    hfcheckpoint.write_json(roberta / "config.json", config)
+    convert(bert, tmp_path / "a.gguf")
+    for piece in (1 << 21, 1 << 8):
+        monkeypatch.setattr("pyedge.tools.made_tensor._PIECE", piece)
+        convert(roberta, tmp_path / "b.gguf")
+        with _core.Gguf(tmp_path / "a.gguf") as a, _core.Gguf(tmp_path / "b.gguf") as b:
+            assert keys_of(a, "bert") == keys_of(b, "bert")
+            assert [t.name for t in a.tensors] == [t.name for t in b.tensors]
+            assert all(np.array_equal(a.dequantize(t.name), b.dequantize(t.name)) for t in a.tensors)
+    hfcheckpoint.write_json(roberta / "config.json", {**config, "pad_token_id": 0})
+    with pytest.raises(ModelError, match="pad_token_id: 0 is not supported for bert"):
+        convert(roberta, tmp_path / "c.gguf")
+
+
 def test_command(tmp_path: Path) -> None:
     folder = hfcheckpoint.write(tmp_path / "Tiny-Model", families.load("llama-2"))
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Tiny\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -198,9 +199,33 @@ def test_a_tensor_without_a_place(folder: Path) -> None:
     refused(folder, r"model\.layers\.0\.mlp\.extra\.weight: has no place")
 
 
-def test_a_missing_tensor(folder: Path) -> None:
+def test_missing_tensors_are_named_together(folder: Path) -> None:
     write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=None))
-    refused(folder, r"blk\.1\.ffn_down\.weight: tensor missing")
+    refused(folder, r"checkpoint: model\.layers\.1\.mlp\.down_proj\.weight: missing; download")
+    write_weights(folder, weights(model_layers_1_mlp_down_proj_weight=None, model_embed_tokens_weight=None))
+    refused(folder, r"model\.embed_tokens\.weight, model\.layers\.1\.mlp\.down_proj\.weight: missing")
+    write_weights(folder, {n: v for n, v in weights().items() if not n.startswith("model.layers.0.")})
+    names = ["input_layernorm", "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "post_attention_layernorm"]
+    refused(folder, re.escape(", ".join(f"model.layers.0.{n}.weight" for n in names) + " and 4 more: missing; "))
+    # What no layer has: only the plan knows that it is needed.
+    write_weights(folder, {n: v for n, v in weights().items() if "down_proj" not in n})
+    refused(folder, r"the file would not run: blk\.0\.ffn_down\.weight: tensor missing")
+
+
+def test_missing_experts_are_named_together(tmp_path: Path) -> None:
+    folder = hfcheckpoint.write(tmp_path / "c", families.load("qwen3moe"))
+    tensors = Checkpoint(folder).tensors()
+    left = [n for n in tensors if ".1.mlp.experts.2." not in n and ".0.mlp.experts.5.up" not in n]
+    write_weights(folder, {n: tensors[n].values(0, tensors[n].n_rows).reshape(tensors[n].shape) for n in left})
+    found = [f"model.layers.1.mlp.experts.2.{part}_proj.weight" for part in ("gate", "up", "down")]
+    for name in ["model.layers.0.mlp.experts.5.up_proj.weight", *found]:
+        refused(folder, rf"{re.escape(name)}(,.*)?: missing; ")
+
+
+def test_tensors_without_a_place_are_named_together(folder: Path) -> None:
+    extra = {f"model.layers.{i}.mlp.extra.weight": np.zeros((4, 4), np.float32) for i in range(7)}
+    write_weights(folder, {**weights(), **extra})
+    refused(folder, r"model\.layers\.0\.mlp\.extra\.weight, .*\.4\.mlp\.extra\.weight and 2 more: have no place")
 
 
 # ---- Headers ---------------------------------------------------------------------------------------------------------
@@ -269,7 +294,7 @@ def longrope(**more: Any) -> dict[str, Any]:
         ({"architectures": "LlamaForCausalLM"}, "is not supported"),
         ({"hidden_act": "relu"}, "hidden_act: 'relu' is not supported for llama"),
         ({"num_hidden_layers": ...}, "num_hidden_layers: missing"),
-        ({"num_hidden_layers": 3}, r"block_count: 3 does not fit"),
+        ({"num_hidden_layers": 3}, r"model\.layers\.2\.input_layernorm\.weight, .* and 4 more: missing"),
         ({"num_attention_heads": 0}, "out of range|heads"),
         ({"num_attention_heads": 3}, "64 rows are no 3 heads"),
         ({"num_attention_heads": "4"}, "num_attention_heads: '4' is not a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from pathlib import Path
@@ -352,6 +353,83 @@ def test_padding_and_cutting_belong_to_no_text(tmp_path: Path) -> None:
 
 
 # ---- WordPiece -------------------------------------------------------------------------------------------------------
+
+# ---- Unigram ---------------------------------------------------------------------------------------------------------
+
+
+def unigram(**changed: Any) -> dict[str, Any]:
+    """As converters write SentencePiece's for XLM-R: other special tokens first, and its table of characters."""
+    message = spmodel.train("unigram", byte_fallback=False, normalization_rule_name="nmt_nfkc")
+    pieces = [[text, score] for text, score, kind in spmodel.pieces_of(message) if kind == TokenType.NORMAL]
+    charsmap = next(dict(spmodel.fields(part))[2] for number, part in spmodel.fields(message) if number == 3)
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    json_ = {
+        "version": "1.0",
+        "added_tokens": [added(i, text, special=True) for i, text in enumerate(special)],
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "post_processor": frame("<s>", 0, ("</s>", 2)),
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": [*([text, 0.0] for text in special), *pieces]},
+    }
+    for name, value in changed.items():
+        if name in json_:
+            json_[name] = value
+        else:
+            json_["model"][name] = value
+    return json_
+
+
+def test_unigram(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    json_ = unigram()
+    n = len(json_["model"]["vocab"])
+    tokenizer, keys = made(tmp_path / "c", n, tokenizer__json=json_)
+    library = tokenizers.Tokenizer.from_str(json.dumps(json_))
+    texts = [text for text in TEXTS if "<s>" not in text]  # which the library takes for the token
+    for text in [*texts, "ﬁve Ａ①", "日本", "tab\tand\nline"]:
+        assert tokenizer.encode(text) == library.encode(text).ids, text
+    assert not caplog.text
+    facts = [keys[name] for name in ("model", "add_space_prefix", "remove_extra_whitespaces", "unknown_token_id")]
+    assert facts == ["t5", True, True, 3]
+    assert keys["token_type"][:5] == [TokenType.CONTROL] * 3 + [TokenType.UNKNOWN, TokenType.NORMAL]
+    # Without what squeezes spaces and puts one before a text, they stay.
+    plain = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": False}
+    json_ = unigram(pre_tokenizer=plain, normalizer=None)
+    tokenizer, keys = made(tmp_path / "c", n, tokenizer__json=json_)
+    library = tokenizers.Tokenizer.from_str(json.dumps(json_))
+    for text in texts:
+        assert tokenizer.encode(text) == library.encode(text).ids, text
+    assert "remove_extra_whitespaces" not in keys
+    # Bytes stand for what no piece has.
+    json_["model"] = {**json_["model"], "byte_fallback": True}
+    json_["model"]["vocab"] = [*json_["model"]["vocab"], *([f"<0x{i:02X}>", 0.0] for i in range(256))]
+    tokenizer, keys = made(tmp_path / "c", n + 256, tokenizer__json=json_)
+    assert keys["token_type"][n:] == [TokenType.BYTE] * 256
+    assert tokenizer.decode(tokenizer.encode("the 🦙", bos=False, eos=False)) == "the 🦙"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "its normalizer 'Lowercase' is not supported beside Unigram"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKD"}]}}, "normalizer 'NFKD'"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}}, "normalizer 'Replace'"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "no base64"),
+        ({"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "pre_tokenizer 'Digits' is not supported"),
+        ({"vocab": []}, "no list of pieces with scores"),
+        ({"vocab": {"a": 1}}, "vocab is no list"),
+        ({"vocab": [["a", float("nan")]]}, "no list of pieces with scores"),
+        ({"vocab": [["a", 1e308]]}, "no list of pieces with scores"),
+        ({"vocab": [["a"]]}, "no list of pieces with scores"),
+        ({"unk_id": 10**6}, "unk_id 1000000 is none of its pieces"),
+        ({"unk_id": -1}, "unk_id -1 is none of its pieces"),
+    ],
+)
+def test_unigram_of_another_kind_is_refused(tmp_path: Path, changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        made(tmp_path / "c", 460, tokenizer__json=unigram(**changed))
+
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "sea", "##s", "light", "##house", ",", "."]
 
