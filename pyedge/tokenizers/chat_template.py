@@ -70,10 +70,10 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         seconds: float | None = None,
     ) -> str:
-        from pyedge.tokenizers import template_sandbox
+        from pyedge.tokenizers import template_meter, template_sandbox
 
         variables = {**self._variables, **inputs, "add_generation_prompt": add_generation_prompt}
-        return template_sandbox.render(self.source, variables, mark, seconds or template_sandbox.SECONDS)
+        return template_sandbox.render(self.source, variables, mark, seconds or template_meter.SECONDS)
 
     # ---- Messages ----
 

@@ -357,7 +357,7 @@ def unigram_tokenizer(kind: str) -> Callable[[], Any]:
 
 
 def encoders() -> Iterator[Row]:
-    bert = {**make.BASE, **make_encoders.BERT, "vocab_size": N_PIECES}
+    bert = {**make.BASE, **make_encoders.BERT, "vocab_size": N_PIECES, "max_position_embeddings": 128}
     for pooling in ("mean", "cls", "lasttoken"):
         yield Row("bert", f"pooling {pooling}", encoder(bert, pooling, words_tokenizer()))
     yield Row("bert", "with capitals", encoder(bert, "mean", words_tokenizer(lowercase=False)))
@@ -365,7 +365,7 @@ def encoders() -> Iterator[Row]:
     yield Row("bert", "rows without tokens", encoder({**bert, "vocab_size": N_PIECES + 32}, "mean", words_tokenizer()))
     for kind in ("XLMRobertaTokenizer", "T5Tokenizer"):
         yield Row("bert", f"{kind}, as of multilingual MiniLM", encoder(bert, "mean", unigram_tokenizer(kind)))
-    roberta = {**bert, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "max_position_embeddings": 66}
+    roberta = {**bert, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "max_position_embeddings": 130}
     for model in ("xlm-roberta", "roberta"):
         kind = {"xlm-roberta": unigram_tokenizer("XLMRobertaTokenizer"), "roberta": roberta_tokenizer}[model]
         yield Row("bert", f"of {model}", encoder({**roberta, "model_type": model}, "mean", kind))

@@ -319,11 +319,6 @@ def test_a_method_kept_in_a_variable_pays_too() -> None:
         render(source, {}, seconds=0.1)
 
 
-def test_title_is_that_of_jinja() -> None:
-    text = "one tWO-three (four) [five {six <seven\teight\n'nine' élan ǆ ß-ß 1a"
-    assert render("{{ x | title }}", {"x": text}) == plain_jinja().from_string("{{ x | title }}").render(x=text)
-
-
 def test_nothing_got_out(bombs: Run) -> None:
     assert bombs.errors
     assert not Path("/tmp/pyedge-was-here").exists()
@@ -381,29 +376,6 @@ def test_errors_say_what(source: str, said: str) -> None:
 
 def test_generation_tags_are_for_training() -> None:
     assert render("a{% generation %}b{{ bos_token }}{% endgeneration %}c", VARIABLES) == "ab<s>c"
-
-
-def test_the_mark_survives_being_printed() -> None:
-    mark = "\ufdd0"
-    value = {"k": [f"a{mark}b'", (f"{mark}\\ufdd0",), 1]}
-    for source in (
-        "{{ x }}",
-        "{{ x | tojson }}",
-        "{{ x | tojson(ensure_ascii=true) }}",
-        "{{ x | string }}",
-        "{{ [x] ~ '' }}",
-    ):
-        marked, unmarked = render(source, {"x": value}, mark), render(source, {"x": _without(value, mark)})
-        assert marked.count(mark) == 2
-        assert marked.replace(mark, "") == unmarked
-
-
-def _without(value: Any, mark: str) -> Any:
-    if isinstance(value, str):
-        return value.replace(mark, "")
-    if isinstance(value, dict):
-        return {k: _without(v, mark) for k, v in value.items()}
-    return type(value)(_without(v, mark) for v in value) if isinstance(value, (list, tuple)) else value
 
 
 def test_a_long_conversation_is_no_bomb() -> None:
