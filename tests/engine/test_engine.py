@@ -16,6 +16,7 @@ from fakecore import END, POISON, expected, text_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from salts import check_cached, check_pages
 
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import Request, Status, TokenEvent
@@ -631,15 +632,16 @@ class EngineMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
         )
         self.requests: list[Request] = []
+        self.salts: dict[Request, str | None] = {}
 
     @rule(
-        stem=st.integers(0, 12),
+        stem=st.integers(0, 12) | st.just(12),
         tail=st.lists(st.integers(2, 5), max_size=3),
         max_tokens=st.integers(0, 8) | st.none(),
         seed=st.integers(0, 3),
         priority=st.integers(0, 1),
         n=st.sampled_from([1, 1, 2, 4]),
-        salt=st.sampled_from([None, None, "a", "b"]),
+        salt=st.sampled_from([None, "a", "b"]),
         time=st.sampled_from([None, None, 4.0, 16.0]),
     )
     def arrive(
@@ -663,6 +665,7 @@ class EngineMachine(RuleBasedStateMachine):
         for request in self.engine.requests(prompt, params, priority, cache_salt=salt, deadline=deadline):
             self.engine.add(request)
             self.requests.append(request)
+            self.salts[request] = salt
 
     @rule(n=st.integers(1, 4))
     def step(self, n: int) -> None:
@@ -691,11 +694,13 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         self.engine.check_integrity()
+        check_pages(self.salts)
 
     def teardown(self) -> None:
         if not hasattr(self, "requests"):
             return
         drain(self.engine)
+        check_cached(self.salts)
         # First come, first served, within a priority. Heirs begin when their prompt has been read.
         for priority in (0, 1):
             first = [r.metrics.scheduled for r in self.requests if r.priority == priority and r.index == 0]

@@ -11,6 +11,7 @@ import fakecore
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from salts import check_cached, check_pages
 from tinymodel import write_tiny_llama
 
 from pyedge import _core
@@ -54,12 +55,12 @@ class Arrival:
 arrivals = st.builds(
     Arrival,
     after=st.integers(0, 6),
-    stem=st.integers(0, 40),
+    stem=st.integers(0, 40) | st.just(40),
     tail=st.lists(st.integers(3, 6), max_size=3).map(tuple),
     max_tokens=st.integers(0, 20),
     seed=st.integers(0, 2),
     n=st.sampled_from([1, 1, 2, 3]),
-    salt=st.sampled_from([None, None, "a", "b"]),
+    salt=st.sampled_from([None, "a", "b"]),
     prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     priority=st.integers(0, 1),
     time=st.sampled_from([None, None, None, 8.0]),
@@ -109,6 +110,7 @@ def test_everything_at_once_is_alone(
     )
     aborts: list[tuple[float, Request]] = []
     requests: list[Request] = []
+    salts: dict[Request, str | None] = {}
 
     def step() -> None:
         now[0] += 1
@@ -117,6 +119,7 @@ def test_everything_at_once_is_alone(
             e.abort(pair[1])
         e.step()
         e.check_integrity()
+        check_pages(salts)
 
     for arrival in planned:
         for _ in range(arrival.after):
@@ -137,6 +140,7 @@ def test_everything_at_once_is_alone(
         group = e.requests(arrival.prompt, rules, arrival.priority, cache_salt=arrival.salt, deadline=deadline)
         for request in group:
             e.add(request)
+            salts[request] = arrival.salt
         requests += group
         if arrival.abort is not None and arrival.abort[1] < len(group):
             aborts.append((now[0] + arrival.abort[0], group[arrival.abort[1]]))
@@ -146,6 +150,7 @@ def test_everything_at_once_is_alone(
         step()
     assert not e.has_work  # nobody starves
     assert e.scheduler.pool.n_used == 0
+    check_cached(salts)
 
     @cache
     def alone(prompt: tuple[int, ...], seed: int, max_tokens: int, prompt_logprobs: int | None) -> Request:
