@@ -159,7 +159,7 @@ def choose(tensors: Iterable[_core.TensorInfo], traits: Traits, wishes: Wishes) 
     mixed = _Mixed(traits, wishes, sum(_role(t.name) == _V for t in tensors))
     unused = {pattern.pattern for pattern, _ in wishes.tensor_types}
     chosen: dict[str, Choice] = {}
-    for t in sorted(tensors, key=lambda t: (_layer(t.name, -1), t.name)):  # the rules count along the layers
+    for t in sorted(tensors, key=lambda t: (layer(t.name, -1), t.name)):  # the rules count along the layers
         wanted = t.type
         if is_quantized_by_rule(t.name, t.shape):
             named = next((pair for pair in wishes.tensor_types if pair[0].search(t.name)), None)
@@ -215,7 +215,8 @@ def _fitting(wanted: str, tensor: _core.TensorInfo) -> str:
     return tensor.type if tensor.type in FLOATS[1:] else "F16"
 
 
-def _layer(name: str, default: int) -> int:
+def layer(name: str, default: int) -> int:
+    """That a tensor is of, and the default for one of none."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else default
 
@@ -286,7 +287,7 @@ class _Mixed:
         mix, base, traits = self.wishes.mix, self.wishes.format, self.traits
         layers, falcon = traits.n_layers, traits.architecture == "falcon"
         if traits.n_experts > 1:  # experts may be tensors of their own
-            at = _layer(name, -1)
+            at = layer(name, -1)
             if not 0 <= at < layers:
                 raise ModelError(f"tensor '{name}': belongs to none of the {layers} layers; convert the model again")
         if mix == "Q2_K":

@@ -10,7 +10,10 @@ import json
 import math
 import os
 import re
+import shlex
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ from pyedge.cli.streams import print_json, text_in
 from pyedge.cli.terminal import count_bar, download_bar, in_bytes
 
 if TYPE_CHECKING:
+    from pyedge.evaluation.report import Command
     from pyedge.evaluation.target import Target, Task
     from pyedge.tools import quantize
     from pyedge.tools.imatrix_file import Imatrix
@@ -122,9 +126,12 @@ def command(
             from pyedge.evaluation.target import Task
 
             task = Task(gguf, wishes, requantize=allow_requantize, threads=threads or 0)
-            plan, found = _measured(
-                task, target, None if given is None else (given, str(text)), importance, (out, folder)
-            )
+            options = [f"--tensor-type {pair}" for pair in map(shlex.quote, tensor_types)]
+            options += [f"--output-type {output_type}"] if output_type else []
+            options += [f"--token-embedding-type {embedding_type}"] if embedding_type else []
+            options += ["--allow-requantize"] if allow_requantize else []
+            files = _Files(source, out, folder, imatrix, text, " ".join(options))
+            plan, found, held_out = _measured(task, target, given, importance, files)
             facts |= found
         facts |= quantize.facts(plan, gguf)
         if not dry_run:
@@ -132,6 +139,8 @@ def command(
             with download_bar(f"quantizing {source}") as progress:
                 facts["file_bytes"] = quantize.quantize(gguf, out, plan, threads=threads or 0, progress=progress)
             facts["seconds"] = round(time.monotonic() - start, 3)
+            if target is not None and folder is None:  # a report has measured it
+                facts |= _judged(gguf.path, out, held_out, threads or 0)
     if as_json:
         print_json(facts)
         return
@@ -173,45 +182,99 @@ def _target(mix: str | None, size: str | None, bpw: str | None, pure: bool) -> T
     return Target(bits_per_weight=bits)
 
 
+@dataclass(frozen=True)
+class _Files:
+    """As they were typed."""
+
+    source: str
+    out: str
+    folder: Path | None  # of the report
+    imatrix: str | None
+    text: str | None
+    options: str  # the others that a choice depends on
+
+
 def _measured(
-    task: Task,
-    target: Target | None,
-    given: tuple[str, str] | None,
-    importance: Imatrix | None,
-    files: tuple[str, Path | None],
-) -> tuple[quantize.Plan, dict[str, Any]]:
-    """Runs the model, and chooses. given: the text, and its name. files: OUT, and the report's folder."""
+    task: Task, target: Target | None, given: str | None, importance: Imatrix | None, files: _Files
+) -> tuple[quantize.Plan, dict[str, Any], Sequence[Sequence[int]]]:
+    """Runs the model, and chooses: the plan, what is told of it, and windows that nothing was tuned on. given: the
+    text."""
     from pyedge.evaluation import calibration
     from pyedge.evaluation.reader import Reader
+    from pyedge.tools import quantize
 
-    out, folder = files
+    folder = files.folder
     if target is not None:
         task.check(target)  # before anything takes time
     if folder is not None:
         folder.mkdir(exist_ok=True)
+    start = time.monotonic()
     with Reader(task.gguf.path, threads=task.threads, n_ctx=calibration.window(task.gguf)) as reader:
-        text = calibration.Text.own() if given is None else calibration.Text(*given)
+        text = calibration.Text.own() if given is None else calibration.Text(given, str(files.text))
         with count_bar("reading the text") as progress:
             found = calibration.calibrate(reader, text, importance, progress)
         if target is not None:
             task.check(target, found)
         with count_bar("measuring matrices") as progress:
             costs = task.measure(reader, found, progress)
-        plan = task.plan_for(target, costs, found)
-        facts: dict[str, Any] = {"text": found.name, "kl_estimate": task.expected(plan, costs)}
+        trials = task.trials(reader, found)
+        facts: dict[str, Any] = {"text": found.name}
+        if target is not None:
+            with count_bar("trying choices") as progress:
+                tried = task.best(target, costs, found, trials, progress)
+            plan = tried[0].plan
+            facts["tried"] = [{"name": t.name, "file_bytes": t.plan.file_bytes, "kl_mean": t.kl} for t in tried]
+        else:
+            plan = quantize.plan(task.gguf, task.wishes, found.imatrix, requantize=task.requantize)
         if folder is not None:
             from pyedge.evaluation import report, report_page
             from pyedge.tools.output_file import OutputFile
 
-            wanted = (task.wishes.mix, task.wishes.mix, plan) if target is None else (str(target), target.option, plan)
+            wanted = (task.wishes.mix, task.wishes.mix, plan) if target is None else (target.name, target.option, plan)
+            command = _command_of(files, folder, found.imatrix)
             with count_bar("measuring candidates") as progress:
-                beside = os.path.dirname(os.path.abspath(out))
-                made = report.make(task, wanted, target is not None, reader, costs, found, beside, progress)
+                beside = os.path.dirname(os.path.abspath(files.out))
+                original = (reader, trials)
+                made = report.make(task, wanted, target is not None, original, costs, found, beside, command, progress)
             for name, content in (("report.json", json.dumps(made.facts())), ("index.html", report_page.page(made))):
                 with OutputFile(folder / name) as file:
                     file.write(content.encode("utf-8", "backslashreplace"))
             facts |= {"report": str(folder / "index.html"), "advice": made.facts()["advice"]}
-    return plan, facts
+            facts |= next({k: c[k] for k in _JUDGED} for c in made.facts()["candidates"] if c["wanted"])
+        facts["measuring_seconds"] = round(time.monotonic() - start, 3)
+    return plan, facts, found.held_out
+
+
+def _command_of(files: _Files, folder: Path, importance: Imatrix) -> Command:
+    """What makes a report's candidates again. Importances that were collected go into its folder for that."""
+    from pyedge.evaluation.report import Command
+    from pyedge.tools import imatrix_file
+
+    imatrix, text = files.imatrix, "" if files.text is None else f"--text {shlex.quote(files.text)} "
+    if imatrix is None:
+        imatrix = os.path.join(folder, "imatrix.gguf")
+        imatrix_file.write(imatrix, importance)
+    else:
+        text += f"--imatrix {shlex.quote(imatrix)} "
+    return Command(shlex.quote(files.source), f"--imatrix {shlex.quote(imatrix)} {files.options}", text + files.options)
+
+
+_JUDGED = ("kl_mean", "kl_mean_ci95", "top1", "top1_ci95")
+
+
+def _judged(base: str, out: str, windows: Sequence[Sequence[int]], threads: int) -> dict[str, Any]:
+    """The file that was written, against the original."""
+    from pyedge.evaluation.perplexity import compare
+    from pyedge.evaluation.reader import Reader
+
+    n_ctx = len(windows[0])
+    with (
+        Reader(base, n_ctx, threads=threads) as original,
+        Reader(out, n_ctx, threads=threads) as made,
+        count_bar("measuring the file") as progress,
+    ):
+        found = compare(made, original, windows, progress)
+    return {name: getattr(found, name) for name in _JUDGED}
 
 
 def _wishes(
@@ -257,8 +320,18 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
     bits = "" if facts["bits_per_weight"] is None else f", {facts['bits_per_weight']:.2f} bits per weight"
     sizes = f"{in_bytes(facts['bytes_before'])} -> {in_bytes(facts['bytes_after'])}{bits}"
     for advice in facts.get("advice", ()):
-        take = "" if advice["name"] is None else f"take {advice['name']}: "
-        click.echo(f"{advice['need']}: {take}{advice['why']}")
+        take = "no file" if advice["name"] is None else advice["name"]
+        click.echo(f"{advice['need']}: {take}. {advice['why']}.")
+    if "tried" in facts:
+        best, *others = facts["tried"]
+        than = "".join(f"; {other['name']}: {other['kl_mean']:.4f}" for other in others)
+        click.echo(f"tried: {best['name']}: KL divergence {best['kl_mean']:.4f}{than}")
+    if "kl_mean" in facts:
+        low, high = facts["kl_mean_ci95"]
+        click.echo(
+            f"KL divergence from the original: {facts['kl_mean']:.4f} nats per token (95 %: {low:.4f} to {high:.4f});"
+            f" the same likeliest token in {100 * facts['top1']:.1f} % of places"
+        )
     if "report" in facts:
         click.echo(f"report: {facts['report']}")
     click.echo(f"would be {sizes}" if dry_run else f"{facts['output']}: {sizes}, written in {facts['seconds']:.1f} s")

@@ -1,6 +1,7 @@
 """What each format costs in each matrix of a model: by how much its predictions move, measured by running it.
 
-Owns the measurement; what is made of it is tools/allocation.py's, and how formats fit tensors tools/mixes.py's.
+Owns the measurement of single matrices; choices for all of them are trials.py's, what is made of it is
+tools/allocation.py's, and how formats fit tensors tools/mixes.py's.
 
 The divergence of a quantized model from its original is, for errors as small as those of quantizing, about a sum over
 its matrices: of each the error of what it puts out, times how much the predictions depend on that. The first factor is
@@ -8,13 +9,17 @@ the squared error of the rounded weights, each column weighted by the mean squar
 same sum over the weights themselves: it needs no run, and is taken of each format on some rows of each matrix. The
 second is measured once for each matrix, with the model in memory and that matrix alone made coarse: the
 Kullback-Leibler divergence of its predictions on a calibration text, over the matrix's error at that moment.
+
+In a few matrices nearly all of what goes in comes in one column, at one token: what rounding makes of that column says
+nothing of the rest. Their errors are unlike those of other matrices, and of them each format is measured.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,18 +27,19 @@ import numpy.typing as npt
 
 from pyedge import _core
 from pyedge.evaluation.imatrix import places
-from pyedge.tools.gguf_writer import row_bytes
+from pyedge.evaluation.matrix import Matrix
+from pyedge.evaluation.original import Original
 
 if TYPE_CHECKING:
     from pyedge.evaluation.reader import Reader
     from pyedge.tools.imatrix_file import Imatrix
 
-Progress = Callable[[int, int], None]  # matrices measured, and in all
+Progress = Callable[[int, int], None]  # measurements made, and in all
 
-_ROWS, _RUNS = 256, 8  # of a matrix that a format's error is taken of, and in how many places
-_VALUES_AT_ONCE = 1 << 22
-_KEPT = 1 << 24  # log-probabilities of the original: 64 MB, and as much for what they are the logarithms of
 _PROBE_ERROR = 0.015  # about that of Q3_K
+_ODD = 2.2  # times what a format's error is among others in most matrices; the next largest seen in 340 was 1.9
+_ODD_SHARE = 8  # one matrix in so many is measured format by format at most
+_EVERY = 2  # of neighbouring tokens one is enough
 _FLOOR = 1e-9  # what rounding in float32 leaves of a divergence
 
 
@@ -43,10 +49,19 @@ class Cost:
 
     sensitivity: float  # divergence, in nats per token, for an error of 1
     errors: Mapping[str, float]  # by format: relative, squared, weighted
+    measured: Mapping[str, float] = field(default_factory=dict)  # divergence by format, where errors do not tell it
 
     def of(self, format_name: str) -> float:
         """The divergence that the format would add."""
-        return self.sensitivity * self.errors[format_name]
+        known = self.measured.get(format_name)
+        return self.sensitivity * self.errors[format_name] if known is None else known
+
+    def times(self, factor: float) -> Cost:
+        return dataclasses.replace(
+            self,
+            sensitivity=self.sensitivity * factor,
+            measured={name: value * factor for name, value in self.measured.items()},
+        )
 
 
 def measure(
@@ -63,23 +78,36 @@ def measure(
     this returns, though not when it raises. A tensor that the model does not use gets the median of sensitivities.
     ModelError for values that no format can hold."""
     slots = {name: (op, slot) for name, op, slot in places(reader, ("embed", "linear", "moe", "logits"))}
-    original = _Original(reader, windows)
-    errors: dict[str, dict[str, float]] = {}
-    sensitivities: dict[str, float] = {}
-    for i, (name, candidates) in enumerate(formats.items()):
-        matrix = _Matrix(gguf, gguf.tensors[gguf.tensor_index(name)], imatrix, threads)
-        errors[name] = matrix.errors(candidates)
-        probe = _probe(errors[name])
-        if name in slots and probe is not None:
-            packed, error = matrix.degraded(probe)
-            reader.model.replace(*slots[name], matrix.type, packed, threads=threads)
-            if error > 0:
-                sensitivities[name] = max(original.divergence(reader), _FLOOR) / error
-            reader.model.replace(*slots[name], matrix.type, matrix.original(), threads=threads)
+    matrices = {name: Matrix(gguf, gguf.tensors[gguf.tensor_index(name)], imatrix, threads) for name in formats}
+    errors = {name: matrix.errors(formats[name]) for name, matrix in matrices.items()}
+    apart = set(odd({name: errors[name] for name in formats if name in slots}))
+    wanted: list[tuple[str, str]] = []  # (matrix, format)
+    for name in formats:
+        if name in slots:
+            probe = _probe(errors[name])
+            some = [kind for kind, error in errors[name].items() if error > 0] if name in apart else [probe]
+            wanted += [(name, kind) for kind in some if kind is not None]
+    original = Original(reader, windows, every=_EVERY)
+    moved: list[npt.NDArray[np.float64]] = []  # [tokens] of each
+    found: list[float] = []  # error of each
+    for i, (name, kind) in enumerate(wanted):
+        packed, error = matrices[name].degraded(kind)
+        reader.model.replace(*slots[name], matrices[name].type, packed, threads=threads)
+        moved.append(original.divergences(reader))
+        found.append(error)
+        if i + 1 == len(wanted) or wanted[i + 1][0] != name:
+            reader.model.replace(*slots[name], matrices[name].type, matrices[name].original(), threads=threads)
         if progress is not None:
-            progress(i + 1, len(formats))
+            progress(i + 1, len(wanted))
+    sensitivities: dict[str, float] = {}
+    measured: dict[str, dict[str, float]] = {name: {} for name in formats}
+    for (name, kind), error, kl in zip(wanted, found, _means(moved), strict=True):
+        if name in apart:
+            measured[name][kind] = max(kl, _FLOOR)
+        if error > 0 and kind == _probe(errors[name]):
+            sensitivities[name] = max(kl, _FLOOR) / error
     median = float(np.median(list(sensitivities.values()))) if sensitivities else 1.0
-    return {name: Cost(sensitivities.get(name, median), errors[name]) for name in formats}
+    return {name: Cost(sensitivities.get(name, median), errors[name], measured[name]) for name in formats}
 
 
 def _probe(errors: Mapping[str, float]) -> str | None:
@@ -89,94 +117,33 @@ def _probe(errors: Mapping[str, float]) -> str | None:
     return min(some, key=lambda name: abs(math.log(errors[name] / _PROBE_ERROR))) if some else None
 
 
-class _Matrix:
-    """A tensor of the file, and which of its errors matter."""
-
-    def __init__(self, gguf: _core.Gguf, tensor: _core.TensorInfo, imatrix: Imatrix | None, threads: int) -> None:
-        self._gguf, self._name, self._threads = gguf, tensor.name, threads
-        self.type = tensor.type
-        self._columns, self._rows = tensor.shape[0], math.prod(tensor.shape[1:])
-        self._rows_per_matrix = tensor.shape[1]
-        means = None if imatrix is None else imatrix.importance(self._name)
-        self._importance = None if means is None else means.reshape(-1).astype(np.float32)
-        self._weights = np.ones((1, self._columns)) if means is None else means.reshape(-1, self._columns)
-
-    def errors(self, formats: Sequence[str]) -> dict[str, float]:
-        """Of each format, on rows from all over the tensor."""
-        n = min(self._rows, _ROWS // _RUNS)
-        firsts = {i * (self._rows - n) // (_RUNS - 1) for i in range(_RUNS)}
-        whole, sums = 0.0, dict.fromkeys(formats, 0.0)
-        for first in sorted(firsts):
-            x = self._gguf.dequantize(self._name, first, n)
-            whole += self._weighted(x, first)
-            for name in formats:
-                if name != self.type:
-                    got = self._coarse(name, first, n)
-                    got -= x
-                    sums[name] += self._weighted(got, first)
-        return {name: error / whole if whole > 0 else 0.0 for name, error in sums.items()}
-
-    def degraded(self, name: str) -> tuple[npt.NDArray[np.uint8], float]:
-        """The whole tensor, as the file would have it, after it was in a format; and the error of that."""
-        packed = np.empty((self._rows, row_bytes(self.type, self._columns)), np.uint8)
-        error, whole = 0.0, 0.0
-        step = max(1, _VALUES_AT_ONCE // self._columns)
-        for first in range(0, self._rows, step):
-            n = min(step, self._rows - first)
-            got = self._coarse(name, first, n)
-            part = packed[first : first + n] = _core.quantize(got, self.type, threads=self._threads)
-            x = self._gguf.dequantize(self._name, first, n)
-            whole += self._weighted(x, first)
-            x -= _core.dequantize(part, self.type, threads=self._threads)
-            error += self._weighted(x, first)
-        return packed, error / whole if whole > 0 else 0.0
-
-    def original(self) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(self._gguf.read(self._name), np.uint8)
-
-    def _coarse(self, name: str, first: int, n: int) -> npt.NDArray[np.float32]:
-        blocks = self._gguf.quantize(self._name, name, first, n, importance=self._importance, threads=self._threads)
-        return _core.dequantize(blocks, name, threads=self._threads)
-
-    def _weighted(self, values: npt.NDArray[np.float32], first: int) -> float:
-        """Sum of weight times squared value of rows from `first` on."""
-        columns = np.einsum("ij,ij->j", values, values, dtype=np.float64)
-        if len(self._weights) == 1:
-            return float(columns @ self._weights[0])
-        total, at = 0.0, 0
-        while at < len(values):
-            matrix = (first + at) // self._rows_per_matrix
-            end = min(len(values), (matrix + 1) * self._rows_per_matrix - first)
-            columns = np.einsum("ij,ij->j", values[at:end], values[at:end], dtype=np.float64)
-            total += float(columns @ self._weights[matrix])
-            at = end
-        return total
+def odd(errors: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The matrices where the error of some format, among those of others, is far from what it is in most: the farthest
+    first."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, of in errors.items():
+        alike.setdefault(tuple(kind for kind, error in of.items() if error > 0), []).append(name)
+    far: list[tuple[float, str]] = []
+    for kinds, names in alike.items():
+        if not kinds:
+            continue
+        logs = np.log([[errors[name][kind] for kind in kinds] for name in names])
+        logs -= np.median(logs, axis=1, keepdims=True)
+        logs -= np.median(logs, axis=0)
+        far += zip(np.abs(logs).max(axis=1).tolist(), names, strict=True)
+    found = [name for distance, name in sorted(far, reverse=True) if distance > math.log(_ODD)]
+    return found[: max(1, len(errors) // _ODD_SHARE)]
 
 
-class _Original:
-    """What the model says as it is, of tokens spread over the windows: log-probabilities [rows, n_vocab]."""
-
-    def __init__(self, reader: Reader, windows: Sequence[Sequence[int]]) -> None:
-        self._windows = windows
-        self._first = len(windows[0]) // 8  # what stands before gives a prediction something to go by
-        scored = sum(len(window) - self._first for window in windows)
-        self._every = min(-(-scored * reader.n_vocab // _KEPT), len(windows[0]))
-        self._log = list(self._read(reader))
-        self._p = [np.exp(log) for log in self._log]
-        self._tokens = sum(len(log) for log in self._log)
-
-    def _read(self, reader: Reader) -> Iterator[npt.NDArray[np.float32]]:
-        for window in self._windows:
-            for logits in reader.logits(window, self._first, every=self._every):
-                logits -= logits.max(axis=1, keepdims=True)
-                logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-                yield logits
-
-    def divergence(self, reader: Reader) -> float:
-        """Mean of what the model says now from what it said, in nats."""
-        total = 0.0
-        for log, p, now in zip(self._log, self._p, self._read(reader), strict=True):
-            np.subtract(log, now, out=now)
-            now *= p
-            total += float(now.sum(dtype=np.float64))
-        return total / self._tokens
+def _means(moved: Sequence[npt.NDArray[np.float64]]) -> list[float]:
+    """Of each measurement. A few tokens have most of a divergence, whatever moved, and a mean over tokens is one over
+    those: each counts less by the root of how much more it moves than others, which on another text's divergences was
+    nearer (by a tenth) than plain means. In all the means are as large as plain ones."""
+    if not moved:
+        return []
+    divergences = np.maximum(np.stack(moved), 0)
+    plain = np.maximum(divergences.mean(axis=1), _FLOOR)
+    by_token = (divergences / plain[:, None]).mean(axis=0)
+    weights = 1 / np.sqrt(np.maximum(by_token, 1e-3))
+    means = divergences @ weights / len(weights)
+    return [float(mean) for mean in means * (np.median(plain) / max(float(np.median(means)), _FLOOR))]

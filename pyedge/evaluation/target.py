@@ -1,29 +1,42 @@
 """A file of a given size: each matrix in the format that costs the predictions least.
 
-Owns what a target is, the two bounds of what is possible, and how measured costs (sensitivity.py) become a choice
-(tools/allocation.py). Does not own what is measured, nor the writing (tools/quantize.py).
+Owns what a target is, the two bounds of what is possible, how measured costs (sensitivity.py) become a choice
+(tools/allocation.py), and which of several choices is kept. Does not own what is measured, nor the writing
+(tools/quantize.py).
+
+Costs of single matrices are measured on little text each, and a choice among thousands of formats finds those that were
+measured too low. So some choices are made, and tried (trials.py) on text that no matrix was measured on: the one by the
+costs as they are; one by costs corrected so that those of each role (ffn_down of all layers, say) add up to what that
+role costs when tried; one where, besides, neighbouring layers' costs are brought nearer to each other; and the mix that
+fits and should cost least. The one that costs least is kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from pyedge import _core
 from pyedge.evaluation import sensitivity
+from pyedge.evaluation.trials import Trials, role
 from pyedge.tools import allocation, quantize
 from pyedge.tools.gguf_writer import Tensor, alignment_of
-from pyedge.tools.mixes import Choice, Traits, Wishes, candidates, choose, mostly
+from pyedge.tools.mixes import FLOATS, MIXES, Choice, Traits, Wishes, candidates, choose, layer, mostly
 
 if TYPE_CHECKING:
     from pyedge.evaluation.calibration import Calibration
     from pyedge.evaluation.reader import Reader
 
 Costs = Mapping[str, sensitivity.Cost]
+Progress = Callable[[int, int], None]  # choices tried, and in all
+
+_MOST_FACTOR = 4.0  # of a role's correction, or its inverse
+_LAYERS = 2  # on either side, that are a layer's neighbours
 
 
 @dataclass(frozen=True)
@@ -39,11 +52,38 @@ class Target:
         return f"{self.bits_per_weight:g} bits per weight"
 
     @property
+    def amount(self) -> float:
+        """Of bytes or of bits."""
+        found = self.file_bytes if self.file_bytes is not None else self.bits_per_weight
+        assert found is not None
+        return found
+
+    @property
+    def name(self) -> str:
+        """Of the file, where there are others."""
+        if self.file_bytes is not None:
+            return (
+                f"target {self.file_bytes / 1e6:.1f} MB"
+                if self.file_bytes >= 10**6
+                else f"target {self.file_bytes} bytes"
+            )
+        return f"target {self.bits_per_weight:g} bits"
+
+    @property
     def option(self) -> str:
         """Of the command line."""
         if self.file_bytes is not None:
             return f"--target-size {self.file_bytes}"
         return f"--target-bpw {self.bits_per_weight:g}"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice, and what it costs."""
+
+    name: str
+    plan: quantize.Plan
+    kl: float  # nats per token, on text that no matrix was measured on
 
 
 @dataclass(frozen=True)
@@ -76,9 +116,7 @@ class Task:
         formats = self.formats()
         least, most = (self.plan({n: f[end] for n, f in formats.items()}, calibration) for end in (0, -1))
         low, high = _size(least, target), _size(most, target)
-        wanted = target.file_bytes if target.file_bytes is not None else target.bits_per_weight
-        assert wanted is not None
-        if low <= wanted <= high:
+        if low <= target.amount <= high:
             return
         if target.file_bytes is not None:
             bounds = f"{low:,} to {high:,} bytes are possible"
@@ -108,12 +146,6 @@ class Task:
         taken = allocation.allocate(items, budget)
         return self.plan({n: formats[n][at] for n, at in zip(names, taken, strict=True)}, calibration)
 
-    def plan_for(self, target: Target | None, costs: Costs, calibration: Calibration) -> quantize.Plan:
-        """The choice by size; None: the mix's."""
-        if target is not None:
-            return self.choose(target, costs, calibration)
-        return quantize.plan(self.gguf, self.wishes, calibration.imatrix, requantize=self.requantize)
-
     def measure(
         self, reader: Reader, calibration: Calibration, progress: sensitivity.Progress | None = None
     ) -> dict[str, sensitivity.Cost]:
@@ -122,11 +154,91 @@ class Task:
             reader, self.gguf, self.formats(), calibration.probes, calibration.imatrix, progress, threads=self.threads
         )
 
+    def trials(self, reader: Reader, calibration: Calibration) -> Trials:
+        """reader: of the same file."""
+        return Trials(reader, self.gguf, calibration.trials, calibration.imatrix, self.threads)
+
+    def best(
+        self,
+        target: Target,
+        costs: Costs,
+        calibration: Calibration,
+        trials: Trials,
+        progress: Progress | None = None,
+    ) -> list[Tried]:
+        """Several choices within the target, the best first. ValueError as of `check`."""
+        first = self.choose(target, costs, calibration)
+        opened = [c for c in first.choices if c.name in costs]
+        roles = {role(c.name) for c in opened}
+        done, total = 0, len(roles) + 4
+
+        def step(n: int = 1) -> None:
+            nonlocal done
+            done += n
+            if progress is not None:
+                progress(min(done, total), total)
+
+        corrected = _corrected(costs, opened, trials.by_role(opened))
+        step(len(roles))
+        found: list[Tried] = []
+        for name, plan in (
+            ("costs as measured", first),
+            ("costs corrected by role", self.choose(target, corrected, calibration)),
+            ("costs evened out", self.choose(target, _evened(corrected), calibration)),
+            *self._mix(target, corrected, calibration),
+        ):
+            if not any(plan.choices == other.plan.choices for other in found):
+                found.append(Tried(name, plan, trials.divergence(plan.choices)))
+            step()
+        return sorted(found, key=lambda tried: tried.kl)
+
+    def _mix(self, target: Target, costs: Costs, calibration: Calibration) -> list[tuple[str, quantize.Plan]]:
+        """The mix within the target that should cost least, if there is one."""
+        found: list[tuple[float, str, quantize.Plan]] = []
+        for mix, (kind, _) in MIXES.items():
+            if kind in FLOATS or kind == "MXFP4":
+                continue
+            wishes = dataclasses.replace(self.wishes, mix=mix)
+            plan = quantize.plan(self.gguf, wishes, calibration.imatrix, requantize=self.requantize)
+            if _size(plan, target) <= target.amount:
+                found.append((self.expected(plan, costs), mix, plan))
+        return [(mix, plan) for _, mix, plan in sorted(found, key=lambda one: one[0])[:1]]
+
     @staticmethod
     def expected(plan: quantize.Plan, costs: Costs) -> float:
         """What the costs of a plan's types add up to: the divergence of the file, in nats per token."""
         known = ((c.type, costs[c.name]) for c in plan.choices if c.name in costs)
         return sum(cost.of(kind) for kind, cost in known if kind in cost.errors)
+
+
+def _corrected(costs: Costs, choices: Sequence[Choice], tried: Mapping[str, float]) -> Costs:
+    """Costs with those of each role times what makes them add up, for these choices, to what was tried."""
+    sums: dict[str, float] = defaultdict(float)
+    for c in choices:
+        if c.type in costs[c.name].errors:
+            sums[role(c.name)] += costs[c.name].of(c.type)
+    factors = {
+        name: min(max(tried[name] / sums[name], 1 / _MOST_FACTOR), _MOST_FACTOR)
+        for name in tried
+        if sums[name] > 0 and tried[name] > 0
+    }
+    return {name: cost.times(factors.get(role(name), 1.0)) for name, cost in costs.items()}
+
+
+def _evened(costs: Costs) -> Costs:
+    """Sensitivities halfway, on a logarithmic scale, to the median of the neighbouring layers'."""
+    layers = {name: layer(name, -1) for name in costs}
+    found = {}
+    for name, cost in costs.items():
+        near = [
+            other.sensitivity
+            for at, other in costs.items()
+            if role(at) == role(name) and abs(layers[at] - layers[name]) <= _LAYERS and not other.measured
+        ]
+        if near and not cost.measured:
+            cost = cost.times(math.sqrt(float(median(near)) / cost.sensitivity))
+        found[name] = cost
+    return found
 
 
 def _size(plan: quantize.Plan, target: Target) -> float:

@@ -86,10 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
 
             task = Task(gguf, Wishes("Q8_0"))
+            chosen: dict[str, quantize.Plan] = {}
             with Reader(model, calibration.window(gguf)) as reader:
                 text = calibration.Text(a.calibration.read_text(encoding="utf-8"), a.calibration.name)
                 made = calibration.calibrate(reader, text)
-                costs = task.measure(reader, made) if a.sizes else {}
+                if a.sizes:
+                    costs, trials = task.measure(reader, made), task.trials(reader, made)
+                    for kind in a.sizes.split(","):
+                        size = quantize.plan(gguf, Wishes(kind), made.imatrix).file_bytes
+                        chosen[kind] = task.best(Target(file_bytes=size), costs, made, trials)[0].plan
             imatrix_file.write(imatrix, made.imatrix)
             print("| type | MB | bits per weight | KL divergence | same likeliest |\n| --- | --- | --- | --- | --- |")
             for kind in a.types.split(","):
@@ -101,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     if outcome.returncode:
                         sys.exit(f"error: {shlex.join(command)}: {outcome.stderr.strip()[-200:]}")
                     scored(f"{kind}, peer's")
-                if kind in a.sizes.split(","):
-                    quantize.quantize(gguf, out, task.choose(Target(file_bytes=size), costs, made))
+                if kind in chosen:
+                    quantize.quantize(gguf, out, chosen[kind])
                     scored(f"--target-size {size}")
 
 

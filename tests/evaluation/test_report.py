@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,7 +14,8 @@ import pytest
 from program import program
 from tinymodel import write_tiny_llama
 
-from pyedge.evaluation.report import CLOSE, GOOD, Candidate, Report, advise
+from pyedge import _core
+from pyedge.evaluation.report import BEARABLE, CLOSE, GOOD, Candidate, Report, advise
 from pyedge.evaluation.report_page import page
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -30,16 +32,22 @@ def candidate(name: str, size: int, kl: float, **changes: object) -> Candidate:
 
 def report(*candidates: Candidate, name: str = "m.gguf") -> Report:
     return Report(
-        base=name, base_bytes=10**9, text=name, calibrated_by=name, tokens=100, windows=2, n_ctx=64, version="1",
-        isa="scalar", candidates=candidates, advice=advise(candidates),
+        base=name, source=name, base_bytes=10**9, text=name, calibrated_by=name, tokens=100, windows=2, n_ctx=64,
+        version="1", isa="scalar", candidates=candidates, advice=advise(candidates),
     )  # fmt: skip
 
 
 def test_advice() -> None:
     some = [candidate("large", 9, CLOSE / 2), candidate("mid", 7, CLOSE), candidate("small", 5, GOOD),
-            candidate("bad", 3, 1.0)]  # fmt: skip
-    assert [a.name for a in advise(some)] == ["mid", "small", "bad"]
-    assert [a.name for a in advise(some[3:])] == [None, None, "bad"]
+            candidate("poor", 4, BEARABLE), candidate("bad", 3, 1.0)]  # fmt: skip
+    assert [a.name for a in advise(some)] == ["mid", "small", "poor"]
+    assert [a.name for a in advise(some[4:])] == [None, None, None]
+
+
+def test_a_file_beats_those_that_are_neither_smaller_nor_nearer() -> None:
+    a, b, c = candidate("a", 9, 0.1), candidate("b", 7, 0.1), candidate("c", 5, 0.2)
+    assert b.beats(a)
+    assert not any(x.beats(y) for x, y in ((a, b), (b, c), (c, b), (a, a)))
 
 
 class Seen(HTMLParser):
@@ -80,7 +88,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert f"report: {folder}/index.html" in outcome.stdout
     facts = json.loads((folder / "report.json").read_text())
     names = [c["name"] for c in facts["candidates"]]
-    assert {"Q8_0", "Q4_K_M", "size of Q4_K_M", "Q2_K"} <= set(names)
+    assert {"Q8_0", "Q4_K_M", "Q2_K"} <= set(names)
+    assert any(c["by_size"] and c["name"].startswith("target ") for c in facts["candidates"])
     assert len(names) == len(set(names))
     sizes = [c["file_bytes"] for c in facts["candidates"]]
     assert sizes == sorted(sizes, reverse=True)
@@ -92,6 +101,12 @@ def test_the_command(tmp_path: Path) -> None:
         assert c["tensors"]
     assert all(name in (folder / "index.html").read_text() for name in names)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "out.gguf", "report", "t.txt"]
+    again = tmp_path / "again.gguf"  # what the report says of a mix makes the same file
+    arguments = shlex.split(wanted[0]["arguments"])
+    assert arguments == ["Q4_K_M", "--imatrix", str(folder / "imatrix.gguf")]
+    assert program("quantize", str(source), str(again), *arguments).returncode == 0
+    with _core.Gguf(out) as a, _core.Gguf(again) as b:
+        assert all(a.read(t.name) == b.read(t.name) for t in a.tensors)
     outcome = program("quantize", str(source), str(out), "Q4_0", "--report", str(text))
     assert outcome.returncode == 1
     assert outcome.stderr.startswith(f"error: {text}: ")

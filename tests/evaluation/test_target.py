@@ -20,7 +20,7 @@ from pyedge.tools import quantize
 from pyedge.tools.mixes import Wishes
 
 Found = tuple[calibration.Calibration, dict[str, sensitivity.Cost]]
-TEXT = "The keeper and the sea: 123 ships, and then the rest of them in a row. " * 40
+TEXT = "".join(f"The keeper and the sea: {i} ships, {i * i} men, and then the rest in a row. " for i in range(45))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,40 @@ def test_costs(source: Path, found: Found) -> None:
     for cost in costs.values():
         assert cost.sensitivity > 0
         assert cost.errors["F16"] == 0 < cost.errors["Q8_0"] < cost.errors["Q5_K"] < cost.errors["Q3_K"]
-    assert not set(map(tuple, made.held_out)) & set(map(tuple, made.probes))
+    read = [{tuple(w[at : at + 48]) for w in some for at in range(len(w) - 47)} for some in (made.probes, made.trials)]
+    assert made.held_out
+    assert all(tuple(w[:48]) not in one for w in made.held_out for one in read)
+
+
+def test_a_matrix_of_one_loud_column_is_measured_format_by_format() -> None:
+    """Its errors, unlike other matrices', say what became of that column."""
+    usual = {"Q4_0": 0.006, "Q5_0": 0.0015, "Q8_0": 3e-5, "F16": 0.0}
+    errors = {f"m{i}": {kind: error * (1 + 0.05 * i) for kind, error in usual.items()} for i in range(16)}
+    assert sensitivity.odd(errors) == []
+    errors["m3"] |= {"Q5_0": 0.03}
+    assert sensitivity.odd(errors) == ["m3"]
+
+
+def test_what_is_tried_decides(source: Path, found: Found) -> None:
+    """Each choice keeps to the target, and the first is the one that costs least when all of it is in the model; one
+    by costs that are wrong is not, and the model is what it was."""
+    made, costs = found
+    wrong = {name: cost.times(10.0 ** (3 * (i % 2))) for i, (name, cost) in enumerate(costs.items())}
+    with _core.Gguf(source) as gguf, Reader(source, 256) as reader:
+        task = Task(gguf, Wishes("Q8_0"))
+        target = Target(file_bytes=quantize.plan(gguf, Wishes("Q4_K_M"), made.imatrix).file_bytes)
+        probe = made.probes[0]
+        before = next(reader.logits(probe))
+        trials = task.trials(reader, made)
+        steps: list[tuple[int, int]] = []
+        tried = task.best(target, wrong, made, trials, lambda done, total: steps.append((done, total)))
+        assert np.array_equal(next(reader.logits(probe)), before)
+    by_name = {t.name: t.kl for t in tried}
+    assert tried[0].kl == min(by_name.values()) < by_name["costs as measured"]
+    assert all(t.plan.file_bytes <= target.amount for t in tried)
+    assert len({t.plan.file_bytes for t in tried}) > 1
+    assert steps[-1][0] == steps[-1][1]
+    assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize("bits", [3.0, 4.5, 6.3, 12.0])
@@ -101,6 +134,8 @@ def test_the_command(source: Path, text: Path, tmp_path: Path) -> None:
     facts = json.loads(outcome.stdout)
     assert facts["file_bytes"] == files[1].stat().st_size <= 700_000
     assert facts["text"] == str(text)
+    assert facts["kl_mean_ci95"][0] <= facts["kl_mean"] <= facts["kl_mean_ci95"][1]
+    assert facts["tried"][0]["kl_mean"] == min(t["kl_mean"] for t in facts["tried"])
     types = {t["name"]: t["to"] for t in facts["tensors"]}
     assert types["blk.0.attn_k.weight"] == types["blk.1.attn_k.weight"] == "Q8_0"
     assert types["output.weight"] == "Q6_K"
