@@ -176,10 +176,12 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->step.rows = part(base, &at, rows * sizeof(int32_t));
     e->step.tables = part(base, &at, (size_t)o->max_sequences * (size_t)o->max_pages_per_sequence * sizeof(int32_t));
     e->tile_start = part(base, &at, (pieces + 1) * sizeof(int32_t));
-    e->act.q = part(base, &at, act_rows * columns);
-    e->act.fine_q = part(base, &at, act_rows * columns);
-    e->act.blocks = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
-    e->act.fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK + 1) * sizeof(pe_act_block));
+    const size_t act_q = act_rows * (size_t)pe_act_ldq(m->max_columns);
+    const size_t act_blocks = act_rows * ((size_t)pe_act_ldb(m->max_columns) + 1) * sizeof(pe_act_block);
+    e->act.q = part(base, &at, act_q);
+    e->act.fine_q = part(base, &at, act_q);
+    e->act.blocks = part(base, &at, act_blocks);
+    e->act.fine = part(base, &at, act_blocks);
     e->act.has_fine = part(base, &at, act_rows * (columns / PE_ACT_BLOCK / 64 + 1) * sizeof(uint64_t));
     e->gathered = part(base, &at, gathered * columns * sizeof(float));
     if (w.used) {
@@ -193,7 +195,7 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
         e->moe.products = part(base, &at, 2 * w.experts * sizeof(pe_product));
     }
     e->logits = part(base, &at, rows * (size_t)m->n_outputs * sizeof(float));
-    e->worker_bytes = align64(unpack > attend ? unpack : attend);
+    e->worker_bytes = align64(most(most(unpack, (int64_t)attend), (int64_t)m->kernels->linear_scratch()));
     e->worker_scratch = part(base, &at, e->worker_bytes * (size_t)o->threads);
     e->max_split = 4 * o->threads;
     e->partials = part(base, &at, times(times((size_t)e->max_split * sizeof(pe_partial), chunks), w.group));

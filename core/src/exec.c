@@ -48,9 +48,10 @@ void pe_each_row(const run *r, int64_t rows, int64_t row_width, void (*row)(cons
 static pe_act act_of(const run *r, const float *x, int64_t cols) {
     pe_act act = r->e->act;
     act.x = x;
-    act.ldx = act.ldq = cols;
-    act.ldb = cols / PE_ACT_BLOCK;
-    act.ldm = (act.ldb + 63) / 64;
+    act.ldx = cols;
+    act.ldq = pe_act_ldq(cols);
+    act.ldb = pe_act_ldb(cols);
+    act.ldm = (cols / PE_ACT_BLOCK + 63) / 64;
     act.fine_above = r->op->kind == PE_OP_LOGITS ? 0 : PE_FINE_ABOVE;
     return act;
 }
@@ -206,12 +207,8 @@ static void matmul_item(void *ctx, int64_t item, int worker) {
     const int64_t groups = (w->n_panels + o->panels_per_item - 1) / o->panels_per_item;
     const int64_t p0 = inner % groups * o->panels_per_item, t0 = o->row0 + inner / groups * o->tokens_per_item;
     const int64_t p1 = least(p0 + o->panels_per_item, w->n_panels), t1 = least(t0 + o->tokens_per_item, o->row1);
-    if (j->f32) {
-        float *scratch = (float *)(j->r->e->worker_scratch + (size_t)worker * j->r->e->worker_bytes);
-        j->r->k->linear_f32(w, &j->act, o->bias, t0, t1, p0, p1, o->y, w->rows, scratch);
-    } else {
-        j->r->k->linear(w, &j->act, o->bias, t0, t1, p0, p1, o->y, w->rows);
-    }
+    void *scratch = j->r->e->worker_scratch + (size_t)worker * j->r->e->worker_bytes;
+    (j->f32 ? j->r->k->linear_f32 : j->r->k->linear)(w, &j->act, o->bias, t0, t1, p0, p1, o->y, w->rows, scratch);
 }
 
 // value: the input, if it is a whole one of the plan, which may be quantized already; else -1.

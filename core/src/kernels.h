@@ -62,6 +62,11 @@ typedef struct pe_act {
     int64_t ldm;         // K / 32 / 64, rounded up
 } pe_act;
 
+// Strides of rows of k activations: a cache line more than they have. Rows a power of two apart would share the same few
+// sets of a cache, and tens of them, which a tile's neighbours read, would push one another out.
+static inline int64_t pe_act_ldq(int64_t k) { return k + 64; }
+static inline int64_t pe_act_ldb(int64_t k) { return k / PE_ACT_BLOCK + 64 / (int64_t)sizeof(pe_act_block); }
+
 // Keys and values of one layer, as one sequence sees them through its block table.
 typedef struct pe_kv_view {
     void *k;               // [n_pages, n_kv_heads] of [head_dim, page_size]: one lane is one key; see cpu/kv.c
@@ -146,11 +151,13 @@ typedef struct pe_kernels {
 
     void (*quantize)(const pe_act *a, int64_t t, int64_t k);  // fills row t, of k activations, from x
     // y[t, row] = sum over k of w[row, k] * x[t, k], + bias[row], for tokens [t0, t1) and panels [p0, p1).
+    // scratch: linear_scratch() bytes, aligned to 64
     void (*linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
-                   int64_t p1, float *y, int64_t ldy);
+                   int64_t p1, float *y, int64_t ldy, void *scratch);
+    size_t (*linear_scratch)(void);
     // The same with float activations for every class. scratch: [cols, lanes]
     void (*linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
-                       int64_t p1, float *y, int64_t ldy, float *scratch);
+                       int64_t p1, float *y, int64_t ldy, void *scratch);
 
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);  // y may be x
     // bias may be NULL. y may be x.

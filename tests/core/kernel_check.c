@@ -257,12 +257,11 @@ typedef struct product {
     const float *bias;
     int64_t tokens, ldy;
     bool f32;
-    float *scratch;
+    void *scratch;
 } product;
 
 static void multiply(const product *p, int64_t t0, int64_t t1, int64_t p0, int64_t p1, float *y) {
-    if (p->f32) p->k->linear_f32(p->w, &p->act, p->bias, t0, t1, p0, p1, y, p->ldy, p->scratch);
-    else p->k->linear(p->w, &p->act, p->bias, t0, t1, p0, p1, y, p->ldy);
+    (p->f32 ? p->k->linear_f32 : p->k->linear)(p->w, &p->act, p->bias, t0, t1, p0, p1, y, p->ldy, p->scratch);
 }
 
 static const char *path_name(const product *p) { return p->f32 ? "linear_f32" : "linear"; }
@@ -361,7 +360,8 @@ static void check_linear(const pe_kernels *k, const vector_case *c) {
     for (int64_t t = 0; t < tokens; t++) memcpy(spread + t * ldx, x + t * s.cols, (size_t)s.cols * sizeof *x);
     product p = {.k = k, .w = &w, .act = {.x = spread, .ldx = ldx}, .tokens = tokens, .ldy = s.rows + 5};
     p.bias = find(c, "bias") ? floats(c, "bias", s.rows) : NULL;
-    p.scratch = take_floats(s.cols * w.lanes);
+    const size_t unpack = (size_t)(s.cols * w.lanes) * sizeof(float);
+    p.scratch = take(unpack > k->linear_scratch() ? unpack : k->linear_scratch());
     if (s.format->lanes) {
         p.act = take_act(spread, ldx, tokens, s.cols);
         for (int64_t t = 0; t < tokens; t++) k->quantize(&p.act, t, s.cols);

@@ -19,9 +19,10 @@ void PE_FN(decode)(const pe_format_row *f, const void *src, int64_t n, float *ou
 float PE_FN(largest)(const float *x, int64_t n);
 void PE_FN(quantize)(const pe_act *a, int64_t t, int64_t k);
 void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
-                   int64_t p1, float *y, int64_t ldy);
+                   int64_t p1, float *y, int64_t ldy, void *scratch);
+size_t PE_FN(linear_scratch)(void);
 void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
-                       int64_t p1, float *y, int64_t ldy, float *scratch);
+                       int64_t p1, float *y, int64_t ldy, void *scratch);
 void PE_FN(rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
 void PE_FN(layer_norm)(const float *x, const float *weight, const float *bias, float eps, int64_t n, float *y);
 void PE_FN(rope)(const float *x, const float *table, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t pairing,

@@ -379,8 +379,17 @@ static const tiles *tiles_of(const pe_weight *w) {
     return NULL;  // formats.def has no such pair
 }
 
+size_t PE_FN(linear_scratch)(void) {
+#ifdef DOT_PANELS
+    return sizeof(slices_scratch);
+#else
+    return 0;
+#endif
+}
+
 void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
-                   int64_t p1, float *y, int64_t ldy) {
+                   int64_t p1, float *y, int64_t ldy, void *scratch) {
+    (void)scratch;
     const tiles *tile = tiles_of(w);
     int64_t p = p0;
     if (t1 - t0 == 1)
@@ -388,12 +397,15 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
 #ifdef DOT_PANELS
     many_fn *many = t1 - t0 >= MANY_FROM ? many_of(w) : NULL;
     const int64_t rounds = (t1 - t0 + MANY_TOKENS - 1) / MANY_TOKENS;
-    for (; many && p + 2 <= p1; p += 2)
+    while (many && p + 2 <= p1) {
+        const int pairs = (p1 - p) / 2 < MANY_PAIRS ? (int)(p1 - p) / 2 : MANY_PAIRS;
         for (int64_t i = 0, t = t0; i < rounds; i++) {
             const int64_t tokens = (t1 - t0 + i) / rounds;
-            many(w, a, bias, t, tokens, p, y, ldy);
+            many(w, a, bias, t, (int)tokens, p, pairs, y, ldy, scratch);
             t += tokens;
         }
+        p += 2 * pairs;
+    }
 #endif
     while (p < p1) {
         const int panels = tile->two_from && t1 - t0 >= tile->two_from && p + 1 < p1 ? 2 : 1;
@@ -421,7 +433,7 @@ REFERENCE_TILE(3)
 REFERENCE_TILE(4)
 
 void PE_FN(linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
-                       int64_t p1, float *y, int64_t ldy, float *scratch) {
+                       int64_t p1, float *y, int64_t ldy, void *scratch) {
     static void (*const tile[])(const float *, const pe_weight *, const pe_act *, const float *, int64_t, int64_t,
                                 float *, int64_t) = {reference_1, reference_2, reference_3, reference_4};
     for (int64_t p = p0; p < p1; p++) {

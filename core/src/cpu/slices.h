@@ -6,6 +6,7 @@
 enum {
     MANY_FROM = 8,      // tokens: their tiles then have at least 4
     MANY_TOKENS = 128,  // at once
+    MANY_PAIRS = 4,     // of panels, at once
 };
 
 // Integer sums start here: the bits of 1.5 * 2^23 as a float, which counts up by one with them. An fma takes it away again,
@@ -116,30 +117,61 @@ PE_INLINE void slice_tile(const int parts, const bool have_m, const int R, const
     }
 }
 
-// The second terms of n tokens from token t on.
-PE_INLINE void slice_fine(const int parts, const bool have_m, const slice *s, int64_t at, int zero, const pe_act *a,
-                          int64_t t, int64_t n, vf (*sums)[2]) {
-    vi minus_zero[2];
-    load_zero(parts, zero, minus_zero);
-    for (int64_t r = 0; r < n; r++) {
-        const int8_t *const q = a->fine_q + (t + r) * a->ldq;
-        const pe_act_block *const ab = a->fine + (t + r) * a->ldb;
-        vf sum[2][DOT_TOKENS];
-        sum[0][0] = sums[r][0];
-        sum[1][0] = sums[r][1];
+// The second terms of a slice's units, gathered: a unit's go through tiles together, whichever tokens they are of.
+typedef struct fine_list {
+    int n[SLICE];
+    uint8_t token[SLICE][MANY_TOKENS];
+    int8_t q[SLICE][MANY_TOKENS][32];
+    pe_act_block block[SLICE][MANY_TOKENS];
+} fine_list;
+
+static void gather_fine(const pe_act *a, int64_t t, int n, int64_t at, fine_list *list) {
+    for (int i = 0; i < SLICE; i++) list->n[i] = 0;
+    for (int r = 0; r < n; r++)
         for (unsigned some = fine_units(a, t + r, at); some; some &= some - 1) {
             const int i = __builtin_ctz(some);
-            add_slice_unit(parts, have_m, 1, s, i, at + i, minus_zero, &q, &ab, sum);
+            const int k = list->n[i]++;
+            list->token[i][k] = (uint8_t)r;
+            memcpy(list->q[i][k], a->fine_q + (t + r) * a->ldq + 32 * (at + i), 32);
+            list->block[i][k] = a->fine[(t + r) * a->ldb + at + i];
         }
-        sums[r][0] = sum[0][0];
-        sums[r][1] = sum[1][0];
+}
+
+// The second terms that R tokens have at unit i of the slice, from the list's k-th on.
+PE_INLINE void fine_tile(const int parts, const bool have_m, const int R, const slice *s, int i, int zero,
+                         const fine_list *list, int k, vf (*sums)[2]) {
+    const int8_t *q[DOT_TOKENS];
+    const pe_act_block *ab[DOT_TOKENS];
+    const uint8_t *tokens = list->token[i] + k;
+    vf sum[2][DOT_TOKENS];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        q[r] = list->q[i][k + r];
+        ab[r] = &list->block[i][k + r];
+        sum[0][r] = sums[tokens[r]][0];
+        sum[1][r] = sums[tokens[r]][1];
+    }
+    vi minus_zero[2];
+    load_zero(parts, zero, minus_zero);
+    add_slice_unit(parts, have_m, R, s, i, 0, minus_zero, q, ab, sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        sums[tokens[r]][0] = sum[0][r];
+        sums[tokens[r]][1] = sum[1][r];
     }
 }
 
-// What a slice's products are, by the parts of a unit and whether there are minimums.
+// What the products work in: 190 KB, more than some threads' stacks take.
+typedef struct slices_scratch {
+    slice slice;
+    fine_list fine;
+    vf sums[MANY_PAIRS][MANY_TOKENS][2];
+} slices_scratch;
+
+// What a slice's products are, by the parts of a unit and whether there are minimums; tiles by their tokens, less one.
 typedef struct slice_fns {
-    void (*tile[3])(const slice *s, int64_t at, int n, int zero, const pe_act *a, int64_t t, vf (*sums)[2]);  // 4, 5, 6
-    void (*fine)(const slice *s, int64_t at, int zero, const pe_act *a, int64_t t, int64_t n, vf (*sums)[2]);
+    void (*tile[DOT_TOKENS])(const slice *s, int64_t at, int n, int zero, const pe_act *a, int64_t t, vf (*sums)[2]);
+    void (*fine[DOT_TOKENS])(const slice *s, int i, int zero, const fine_list *list, int k, vf (*sums)[2]);
 } slice_fns;
 
 #define SLICE_TILE(name, parts, have_m, R)                                                                  \
@@ -147,44 +179,67 @@ typedef struct slice_fns {
                                    vf(*sums)[2]) {                                                          \
         slice_tile(parts, have_m, R, s, at, n, zero, a, t, sums);                                           \
     }
-#define SLICE_FNS(name, parts, have_m)                                                                           \
-    SLICE_TILE(name, parts, have_m, 4)                                                                           \
-    SLICE_TILE(name, parts, have_m, 5)                                                                           \
-    SLICE_TILE(name, parts, have_m, 6)                                                                           \
-    FLATTEN static void name##_fine(const slice *s, int64_t at, int zero, const pe_act *a, int64_t t, int64_t n, \
-                                    vf(*sums)[2]) {                                                              \
-        slice_fine(parts, have_m, s, at, zero, a, t, n, sums);                                                   \
-    }                                                                                                            \
-    static const slice_fns name = {{name##_4, name##_5, name##_6}, name##_fine};
+#define FINE_TILE(name, parts, have_m, R)                                                                              \
+    FLATTEN static void name##_fine_##R(const slice *s, int i, int zero, const fine_list *list, int k, vf(*sums)[2]) { \
+        fine_tile(parts, have_m, R, s, i, zero, list, k, sums);                                                        \
+    }
+#define SLICE_FNS(name, parts, have_m)                    \
+    SLICE_TILE(name, parts, have_m, 4)                    \
+    SLICE_TILE(name, parts, have_m, 5)                    \
+    SLICE_TILE(name, parts, have_m, 6)                    \
+    FINE_TILE(name, parts, have_m, 1)                     \
+    FINE_TILE(name, parts, have_m, 2)                     \
+    FINE_TILE(name, parts, have_m, 3)                     \
+    FINE_TILE(name, parts, have_m, 4)                     \
+    FINE_TILE(name, parts, have_m, 5)                     \
+    FINE_TILE(name, parts, have_m, 6)                     \
+    static const slice_fns name = {                       \
+        {NULL, NULL, NULL, name##_4, name##_5, name##_6}, \
+        {name##_fine_1, name##_fine_2, name##_fine_3, name##_fine_4, name##_fine_5, name##_fine_6}};
 SLICE_FNS(whole, 1, false)
 SLICE_FNS(with_m, 1, true)
 SLICE_FNS(halves, 2, false)
 
-typedef void many_fn(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t n, int64_t panel,
-                     float *y, int64_t ldy);
+typedef void many_fn(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int n, int64_t panel, int pairs,
+                     float *y, int64_t ldy, slices_scratch *scratch);
 
-// Panels `panel` and the next one, n tokens from t on, MANY_FROM to MANY_TOKENS.
+// Slice by slice: the second terms are gathered once, and stay in near cache with the first ones' integers, for all panels.
+// `pairs` pairs of panels from `panel` on, MANY_PAIRS at most; n tokens from t on, MANY_FROM to MANY_TOKENS.
 PE_INLINE void many_tokens(const pe_class cls, const pe_scales scales, const pe_weight *w, const pe_act *a,
-                           const float *bias, int64_t t, int64_t n, int64_t panel, float *y, int64_t ldy) {
+                           const float *bias, int64_t t, int n, int64_t panel, int pairs, float *y, int64_t ldy,
+                           slices_scratch *scratch) {
     const slice_fns *f = pe_scales_parts(scales) == 16 ? &halves : pe_scales_have_m(scales) ? &with_m : &whole;
     const int zero = (pe_scales_have_m(scales) ? 0 : pe_class_zero(cls)) + dot_offset(cls);
-    const int64_t n_units = w->n_blocks * units_of(scales), n_tiles = (n + DOT_TOKENS - 1) / DOT_TOKENS;
-    slice s;
-    s.parts = pe_scales_parts(scales) == 16 ? 2 : 1;
-    vf sums[MANY_TOKENS][2];
-    for (int64_t r = 0; r < n; r++) sums[r][0] = sums[r][1] = vf_zero();
+    const int64_t n_units = w->n_blocks * units_of(scales);
+    const int n_tiles = (n + DOT_TOKENS - 1) / DOT_TOKENS;
+    slice *s = &scratch->slice;
+    fine_list *fine = &scratch->fine;
+    vf(*sums)[MANY_TOKENS][2] = scratch->sums;
+    s->parts = pe_scales_parts(scales) == 16 ? 2 : 1;
+    for (int p = 0; p < pairs; p++)
+        for (int r = 0; r < n; r++) sums[p][r][0] = sums[p][r][1] = vf_zero();
     for (int64_t at = 0; at < n_units; at += SLICE) {
         const int units = n_units - at < SLICE ? (int)(n_units - at) : SLICE;
-        load_slice(cls, scales, w, panel, at, units, &s);
-        for (int64_t i = 0, r = 0; i < n_tiles; i++) {
-            const int64_t tokens = (n + i) / n_tiles;
-            f->tile[tokens - 4](&s, at, units, zero, a, t + r, sums + r);
-            r += tokens;
+        gather_fine(a, t, n, at, fine);
+        for (int p = 0; p < pairs; p++) {
+            load_slice(cls, scales, w, panel + 2 * p, at, units, s);
+            for (int i = 0, r = 0; i < n_tiles; i++) {
+                const int tokens = (n + i) / n_tiles;
+                f->tile[tokens - 1](s, at, units, zero, a, t + r, sums[p] + r);
+                r += tokens;
+            }
+            for (int i = 0; i < units; i++) {
+                const int n_fine = (fine->n[i] + DOT_TOKENS - 1) / DOT_TOKENS;
+                for (int k = 0, r = 0; k < n_fine; k++) {
+                    const int tokens = (fine->n[i] + k) / n_fine;
+                    f->fine[tokens - 1](s, i, zero, fine, r, sums[p]);
+                    r += tokens;
+                }
+            }
         }
-        f->fine(&s, at, zero, a, t, n, sums);
     }
-    for (int64_t r = 0; r < n; r++)
-        for (int p = 0; p < 2; p++) put(w, bias, panel + p, sums[r][p], y + (t + r) * ldy);
+    for (int r = 0; r < n; r++)
+        for (int p = 0; p < 2 * pairs; p++) put(w, bias, panel + p, sums[p / 2][r][p % 2], y + (t + r) * ldy);
 }
 
 // Those that do not do it: mins per 16 (of the smallest formats), and scales up to 2^127, which MAGIC would make infinite.
@@ -192,10 +247,10 @@ PE_INLINE void many_tokens(const pe_class cls, const pe_scales scales, const pe_
 #define PE_MANY(X) \
     X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) X(I8, D) X(IQ4, D) X(IQ4, K32)
 // clang-format on
-#define PE_MANY_FN(cls, scales)                                                                                     \
-    static void cls##_##scales##_many(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int64_t n, \
-                                      int64_t panel, float *y, int64_t ldy) {                                       \
-        many_tokens(PE_CLASS_##cls, PE_SCALES_##scales, w, a, bias, t, n, panel, y, ldy);                           \
+#define PE_MANY_FN(cls, scales)                                                                                   \
+    static void cls##_##scales##_many(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int n,   \
+                                      int64_t panel, int pairs, float *y, int64_t ldy, slices_scratch *scratch) { \
+        many_tokens(PE_CLASS_##cls, PE_SCALES_##scales, w, a, bias, t, n, panel, pairs, y, ldy, scratch);         \
     }
 PE_MANY(PE_MANY_FN)
 

@@ -18,6 +18,7 @@ const pe_kernels PE_FN(kernels) = {
     .largest = PE_FN(largest),
     .quantize = PE_FN(quantize),
     .linear = PE_FN(linear),
+    .linear_scratch = PE_FN(linear_scratch),
     .linear_f32 = PE_FN(linear_f32),
     .rms_norm = PE_FN(rms_norm),
     .layer_norm = PE_FN(layer_norm),
