@@ -25,6 +25,7 @@ REFUSED = {
     "seed": [1.0, "1", 2**64, -(2**63) - 1, True],
     "stop": [LARGE, [LARGE], "", [""], ["a", ""], [1], b"x", None, 3],
     "logprobs": [-1, 65, True, 1.0],
+    "prompt_logprobs": [-1, 65, True, 1.0],
     "logit_bias": [
         LARGE,
         {1: LARGE},
