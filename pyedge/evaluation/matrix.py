@@ -6,6 +6,7 @@ Owns errors weighted by importances, and no run of a model. Relative: over the s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 _ROWS, _RUNS = 256, 8  # of a matrix that a format's error is taken of, and in how many places
 _VALUES_AT_ONCE = 1 << 22
+
+
+def role(name: str) -> str:
+    """What a matrix is in its layer."""
+    return re.sub(r"^blk\.\d+\.", "", name)
 
 
 class Matrix:
@@ -73,9 +79,8 @@ class Matrix:
 
     def _weighted(self, values: npt.NDArray[np.float32], first: int) -> float:
         """Sum of weight times squared value of rows from `first` on."""
-        columns = np.einsum("ij,ij->j", values, values, dtype=np.float64)
         if len(self._weights) == 1:
-            return float(columns @ self._weights[0])
+            return float(np.einsum("ij,ij->j", values, values, dtype=np.float64) @ self._weights[0])
         total, at = 0.0, 0
         while at < len(values):
             matrix = (first + at) // self._rows_per_matrix

@@ -10,15 +10,16 @@ same sum over the weights themselves: it needs no run, and is taken of each form
 second is measured once for each matrix, with the model in memory and that matrix alone made coarse: the
 Kullback-Leibler divergence of its predictions on a calibration text, over the matrix's error at that moment.
 
-In a few matrices nearly all of what goes in comes in one column, at one token: what rounding makes of that column says
-nothing of the rest. Their errors are unlike those of other matrices, and of them each format is measured.
+Neighbouring layers are alike: of a large model not all are measured, and what is between two that were is taken from
+both. But in a few matrices nearly all of what goes in comes in one column, at one token, and what rounding makes of it
+says nothing of the rest. Their errors are unlike those of other matrices, and of them each format is measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,9 @@ import numpy.typing as npt
 
 from pyedge import _core
 from pyedge.evaluation.imatrix import places
-from pyedge.evaluation.matrix import Matrix
+from pyedge.evaluation.matrix import Matrix, role
 from pyedge.evaluation.original import Original
+from pyedge.tools.mixes import layer
 
 if TYPE_CHECKING:
     from pyedge.evaluation.reader import Reader
@@ -39,6 +41,7 @@ Progress = Callable[[int, int], None]  # measurements made, and in all
 _PROBE_ERROR = 0.015  # about that of Q3_K
 _ODD = 2.2  # times what a format's error is among others in most matrices; the next largest seen in 340 was 1.9
 _ODD_SHARE = 8  # one matrix in so many is measured format by format at most
+_OPERATIONS = 2e14  # of all measurements together: about ten minutes on two cores
 _EVERY = 2  # of neighbouring tokens one is enough
 _FLOOR = 1e-9  # what rounding in float32 leaves of a divergence
 
@@ -82,8 +85,10 @@ def measure(
     errors = {name: matrix.errors(formats[name]) for name, matrix in matrices.items()}
     apart = set(odd({name: errors[name] for name in formats if name in slots}))
     wanted: list[tuple[str, str]] = []  # (matrix, format)
+    weights = sum(math.prod(t.shape) for t in gguf.tensors)
+    stride = math.ceil(2.0 * weights * sum(map(len, windows)) * len(formats) / _OPERATIONS)
     for name in formats:
-        if name in slots:
+        if name in slots and (name in apart or _is_measured(name, formats, stride)):
             probe = _probe(errors[name])
             some = [kind for kind, error in errors[name].items() if error > 0] if name in apart else [probe]
             wanted += [(name, kind) for kind in some if kind is not None]
@@ -106,8 +111,24 @@ def measure(
             measured[name][kind] = max(kl, _FLOOR)
         if error > 0 and kind == _probe(errors[name]):
             sensitivities[name] = max(kl, _FLOOR) / error
-    median = float(np.median(list(sensitivities.values()))) if sensitivities else 1.0
-    return {name: Cost(sensitivities.get(name, median), errors[name], measured[name]) for name in formats}
+    return {name: Cost(_between(name, sensitivities), errors[name], measured[name]) for name in formats}
+
+
+def _is_measured(name: str, names: Collection[str], stride: int) -> bool:
+    """Each so many-th layer is, and the last one, and what is in no layer."""
+    last = max(layer(other, -1) for other in names)
+    return layer(name, -1) in (-1, last) or layer(name, -1) % stride == 0
+
+
+def _between(name: str, sensitivities: Mapping[str, float]) -> float:
+    """What was measured, or what the nearest layers with a matrix of this role let expect, or what most have."""
+    found = sensitivities.get(name)
+    if found is not None:
+        return found
+    alike = sorted((layer(other, -1), s) for other, s in sensitivities.items() if role(other) == role(name))
+    if alike:
+        return math.exp(float(np.interp(layer(name, -1), [at for at, _ in alike], np.log([s for _, s in alike]))))
+    return float(np.median(list(sensitivities.values()))) if sensitivities else 1.0
 
 
 def _probe(errors: Mapping[str, float]) -> str | None:

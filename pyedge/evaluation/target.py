@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from pyedge import _core
 from pyedge.evaluation import sensitivity
-from pyedge.evaluation.trials import Trials, role
+from pyedge.evaluation.matrix import role
+from pyedge.evaluation.trials import Trials
 from pyedge.tools import allocation, quantize
 from pyedge.tools.gguf_writer import Tensor, alignment_of
 from pyedge.tools.mixes import FLOATS, MIXES, Choice, Traits, Wishes, candidates, choose, layer, mostly

@@ -7,13 +7,12 @@ whose share is about the same whatever is chosen.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyedge import _core
 from pyedge.evaluation.imatrix import places
-from pyedge.evaluation.matrix import Matrix
+from pyedge.evaluation.matrix import Matrix, role
 from pyedge.evaluation.original import Original
 
 if TYPE_CHECKING:
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from pyedge.evaluation.reader import Reader
     from pyedge.tools.imatrix_file import Imatrix
     from pyedge.tools.mixes import Choice
-
-
-def role(name: str) -> str:
-    """What a matrix is in its layer."""
-    return re.sub(r"^blk\.\d+\.", "", name)
 
 
 class Trials:

@@ -81,6 +81,29 @@ def test_a_matrix_of_one_loud_column_is_measured_format_by_format() -> None:
     assert sensitivity.odd(errors) == ["m3"]
 
 
+def test_of_a_large_model_some_layers_are_measured(
+    source: Path, found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = write_tiny_llama(tmp_path / "deep.gguf", types="F16", n_embd=64, n_head=4, n_kv=2, n_ff=128, n_layer=5)
+    costs, steps = [], []
+    for operations in (1e30, 1.0):
+        monkeypatch.setattr(sensitivity, "_OPERATIONS", operations)
+        with _core.Gguf(deep) as gguf, Reader(deep, 64) as reader:
+            formats = Task(gguf, Wishes("Q8_0")).formats()
+            probes = [list(found[0].probes[0])]
+            done: list[int] = []
+            costs.append(
+                sensitivity.measure(reader, gguf, formats, probes, None, lambda at, n, done=done: done.append(n))
+            )
+            steps.append(done[-1])
+    every, few = costs
+    assert steps[1] < steps[0]
+    for name in ("blk.0.ffn_up.weight", "blk.4.ffn_up.weight", "token_embd.weight"):
+        assert few[name].sensitivity == pytest.approx(every[name].sensitivity, rel=0.5)
+    ends = sorted(few[f"blk.{i}.ffn_up.weight"].sensitivity for i in (0, 4))
+    assert ends[0] < few["blk.2.ffn_up.weight"].sensitivity < ends[1]
+
+
 def test_what_is_tried_decides(source: Path, found: Found) -> None:
     """Each choice keeps to the target, and the first is the one that costs least when all of it is in the model; one
     by costs that are wrong is not, and the model is what it was."""
