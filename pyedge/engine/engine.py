@@ -11,7 +11,6 @@ event that was made is in its request's queue.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from pyedge.engine.grammar import GrammarCompiler
 from pyedge.engine.pace import CHUNK, Pace, StepCost
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import FinishReason, Metrics, Request, Status, TokenEvent
+from pyedge.engine.samplers import Samplers
 from pyedge.engine.sampling_params import SamplingParams, shown
 from pyedge.engine.scheduler import Scheduled, Scheduler, total
 from pyedge.engine.token_ids import checked_ids
@@ -113,7 +113,7 @@ class Engine(Worker):
         self.n_vocab: int = model.n_vocab
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids
-        self._make_sampler = core.Sampler
+        self._samplers = Samplers(core.Sampler, self.n_vocab, self._end_ids)
         self._core: _core.Engine = core.Engine(
             model,
             page_size=config.page_size,
@@ -340,7 +340,7 @@ class Engine(Worker):
         if n:
             first = item.end - item.n_rows + 1
             try:
-                scored = self._core.score(row, self._scorer(request), request.token_ids[first : first + n])
+                scored = self._core.score(row, self._samplers.scoring(request), request.token_ids[first : first + n])
             except CancelledError:
                 raise
             except Exception as error:
@@ -351,8 +351,8 @@ class Engine(Worker):
 
     def _sample(self, request: Request, row: int) -> _core.Sampled | Exception:
         try:
-            mask = None if request.matcher is None else request.matcher.mask(self._holds_end(request))
-            return self._core.sample(row, self._sampler(request), request.n_tokens, mask)
+            mask = None if request.matcher is None else request.matcher.mask(self._samplers.holds_end(request))
+            return self._core.sample(row, self._samplers.drawing(request), request.n_tokens, mask)
         except CancelledError:  # it was finding out which op is at fault, which runs the step again
             raise
         except Exception as error:
@@ -468,44 +468,6 @@ class Engine(Worker):
         if reason is not None:
             self.scheduler.finish(request, "stop" if request.stops.stopped else reason)
         return TokenEvent(request.id, text, token, logprob, top, request.finish_reason)
-
-    def _sampler(self, request: Request) -> _core.Sampler:
-        if request.sampler is not None:
-            return request.sampler
-        params = request.params
-        bias = dict(params.logit_bias or {})
-        if request.matcher is None and self._holds_end(request):  # a matcher's mask sees to it
-            bias.update(dict.fromkeys(self._end_ids, -math.inf))
-        sampler: _core.Sampler = self._make_sampler(
-            self.n_vocab,
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repeat_penalty=params.repeat_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repeat_last_n=params.repeat_last_n,
-            seed=params.seed or 0,
-            n_logprobs=-1 if params.logprobs is None else params.logprobs,
-            logit_bias=bias,
-            masked=request.matcher is not None,
-        )
-        sampler.accept(request.prompt_token_ids, False)
-        sampler.accept(request.output_token_ids, True)
-        request.sampler = sampler
-        return sampler
-
-    def _scorer(self, request: Request) -> _core.Sampler:
-        if request.scorer is None:
-            request.scorer = self._make_sampler(
-                self.n_vocab, seed=0, logit_bias={}, n_logprobs=request.params.prompt_logprobs
-            )
-        return request.scorer
-
-    @staticmethod
-    def _holds_end(request: Request) -> bool:
-        return request.params.ignore_eos or request.n_output < request.params.min_tokens
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
