@@ -183,12 +183,18 @@ typedef struct pe_kernels {
                              pe_partial *partials, void *scratch);
     void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
 
-    // Passes over a row of n logits; see row.h. The same bits on every set.
-    // Largest logit, in *max and of each block in block_max [pe_row_blocks(n)]; false where one is NaN or +Inf.
-    bool (*row_max)(const float *x, int32_t n, float *block_max, float *max);
-    // Sum of the weights down to the `lowest` token, and by blocks: block_sums [pe_row_blocks(n)].
-    double (*row_sums)(const float *x, int32_t n, float max, float sharpness, pe_row_token lowest, double *block_sums);
-    void (*row_bin_sums)(const float *x, int32_t n, float max, double *sums);  // [PE_ROW_BINS] at sharpness 1
+    // Passes over a row of logits by its blocks; see row.h. The same bits on every set.
+    // Largest logit, in *max and of each block in block_max [n_blocks]; false where one is NaN or +Inf.
+    bool (*row_max)(const float *const *blocks, int32_t n_blocks, float *block_max, float *max);
+    // Weights and bins of n logits, whole PE_ROW_LANES.
+    void (*row_weigh)(const float *x, int32_t n, pe_row_scale scale, pe_row_bins bins, float *weights, int32_t *in_bin);
+    // Sum of the weights down to the `lowest` token, and by blocks: block_sums [n_blocks].
+    double (*row_sums)(const float *const *blocks, int32_t n_blocks, const float *block_max, pe_row_scale scale,
+                       pe_row_token lowest, float *block_sums);
+    // Sum of all weights; *above: of the logits above `high`; within [n_blocks, PE_ROW_BLOCK / 64]: a bit for each logit
+    // that is from `low` (finite) to `high`.
+    double (*row_split)(const float *const *blocks, int32_t n_blocks, pe_row_scale scale, float low, float high,
+                        uint64_t *within, double *above);
 
     // What probe.c times. Each returns a number that depends on all of its work.
     // Reads n bytes, a multiple of streams * PE_PROBE_BYTES, as 1, 2, 4 or 8 streams side by side.

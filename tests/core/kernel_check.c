@@ -4,12 +4,14 @@
 //     kernel_check formats          the formats that this build runs, one a line: name, number
 //     kernel_check VECTORS [ISA]    all checks, or those of one instruction set
 //
-// Owns tolerances that no vector names and the laws of kernels.h. Does not own expectations: they come from numpy.
+// Owns tolerances that no vector names and the laws of kernels.h. Does not own expectations: they come from numpy; nor
+// rows of logits (row_check.h).
 #include <math.h>
 
 #include "check.h"
 #include "f16.h"
 #include "kernels.h"
+#include "row_check.h"
 
 // ---- vectors ---------------------------------------------------------------------------------------------------------
 
@@ -713,6 +715,10 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc < 2 || argc > 3) give_up("usage: kernel_check formats | VECTORS [ISA]");
+    pe_error err;
+    setenv("PYEDGE_ISA", "scalar", 1);
+    const pe_kernels *scalar = pe_kernels_active(&err);
+    if (!scalar) give_up("scalar: %s", err.message);
     for (int32_t i = 0; i < pe_isa_count(); i++) {
         bool supported;
         const char *name = pe_isa_name(i, &supported);
@@ -721,13 +727,14 @@ int main(int argc, char **argv) {
             printf("%s: not on this processor\n", name);
             continue;
         }
-        pe_error err;
         setenv("PYEDGE_ISA", name, 1);
         const pe_kernels *k = pe_kernels_active(&err);
         if (!k) give_up("%s: %s", name, err.message);
         CHECK(strcmp(k->name, name) == 0, "PYEDGE_ISA=%s gives %s", name, k->name);
         const long before = checks_passed + checks_failed;
         run_set(k, argv[1]);
+        snprintf(check_where, sizeof check_where, "%s rows", k->name);
+        check_rows(k, scalar);
         printf("%s: %ld checks\n", name, checks_passed + checks_failed - before);
         fflush(stdout);
     }

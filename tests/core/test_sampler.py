@@ -223,17 +223,66 @@ def test_flat_rows_match_the_oracle(scale: float) -> None:
             assert sampler.sample(row, position).token in acceptable(row, s, [], position), s
 
 
+def large_rows(n: int) -> dict[str, Row]:
+    """Rows on which top-p's cut is estimated well, badly, or among equals."""
+    rng = np.random.default_rng(3)
+    flat = rng.standard_normal(n).astype(np.float32)
+    looked_at = np.arange(n) % 128 // 8 == np.arange(n) // 128 % 16  # by the estimate
+    few = np.full(n, -np.inf, np.float32)
+    few[rng.integers(0, n, 90)] = rng.standard_normal(90)
+    peaked = 3 * flat
+    peaked[rng.integers(0, n, 20)] += np.linspace(15, 22, 20, dtype=np.float32)
+    middle = np.where(looked_at, flat + 1, flat - 6).astype(np.float32)
+    middle[rng.integers(0, n, 30)] = 5
+    far = 1e30 * flat
+    far[77] = F32_MAX
+    return {
+        "flat": flat,
+        "spread": 3 * flat,
+        "peaked": peaked,
+        "level": flat * np.float32(0.01),
+        "sorted": np.sort(flat * 2),
+        "sample too low": np.where(looked_at, flat - 4, flat).astype(np.float32),
+        "sample too high": np.where(looked_at, flat + 4, flat).astype(np.float32),
+        "sample of the middle": middle,
+        "equal": np.full(n, 2.5, np.float32),
+        "two values": np.where(flat > 1.5, 1, -1).astype(np.float32),
+        "rounded": np.round(2 * flat),
+        "few": few,
+        "far": far,
+    }
+
+
+LARGE = [
+    Settings(temperature=0.8),
+    *(Settings(temperature=0.7, top_p=p) for p in (0.05, 0.5, 0.9, 0.95, 0.99)),
+    Settings(top_p=0.9, min_p=0.01),
+    Settings(temperature=1.3, min_p=0.05),
+    Settings(top_k=40, top_p=0.95),
+    Settings(top_k=3000, temperature=1.5),
+]
+
+
+@pytest.mark.parametrize("kind", large_rows(128))
+def test_large_vocabularies_match_the_oracle(kind: str) -> None:
+    row = large_rows(20_003)[kind]
+    for s in LARGE:
+        sampler = s.sampler(len(row))
+        for position in range(2):
+            assert sampler.sample(row, position).token in acceptable(row, s, [], position), s
+
+
 def test_every_instruction_set_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [random_row(20_003, i, scale) for i, scale in enumerate((0.5, 3.0, 10.0))]
+    rows = list(large_rows(20_003).values())
     drawn: dict[str, list[tuple[int, float | None, list[tuple[int, float]]]]] = {}
     for isa, supported in isas():
         if not supported:
             continue
         monkeypatch.setenv("PYEDGE_ISA", isa)
         drawn[isa] = []
-        for s in (Settings(n_logprobs=5), Settings(temperature=0.7, top_p=0.9), Settings(temperature=1.3, min_p=0.01)):
+        for s in (replace(s, n_logprobs=5) for s in LARGE):
             sampler = s.sampler(20_003)
-            for out in (sampler.sample(row, position) for row in rows for position in range(20)):
+            for out in (sampler.sample(row, position) for row in rows for position in range(3)):
                 drawn[isa].append((out.token, out.logprob, out.top))
     assert all(tokens == drawn["scalar"] for tokens in drawn.values())
 

@@ -38,9 +38,12 @@ void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch);
 void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
-bool PE_FN(row_max)(const float *x, int32_t n, float *block_max, float *max);
-double PE_FN(row_sums)(const float *x, int32_t n, float max, float sharpness, pe_row_token lowest, double *block_sums);
-void PE_FN(row_bin_sums)(const float *x, int32_t n, float max, double *sums);
+bool PE_FN(row_max)(const float *const *blocks, int32_t n_blocks, float *block_max, float *max);
+void PE_FN(row_weigh)(const float *x, int32_t n, pe_row_scale scale, pe_row_bins bins, float *weights, int32_t *in_bin);
+double PE_FN(row_sums)(const float *const *blocks, int32_t n_blocks, const float *block_max, pe_row_scale scale,
+                       pe_row_token lowest, float *block_sums);
+double PE_FN(row_split)(const float *const *blocks, int32_t n_blocks, pe_row_scale scale, float low, float high,
+                        uint64_t *within, double *above);
 int32_t PE_FN(probe_read)(const uint8_t *p, size_t n, int32_t streams);
 int32_t PE_FN(probe_int8)(int64_t rounds);
 float PE_FN(probe_f32)(int64_t rounds);

@@ -48,6 +48,9 @@ PE_INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {  // a > b ? x : y
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
 }
+PE_INLINE uint32_t vf_bits_ge(vf a, vf b) {  // bit i: a >= b in lane i
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
 PE_INLINE vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 PE_INLINE vf vf_copysign(vf x, vf sign) {  // of a number that is not negative
     return _mm256_or_ps(x, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));

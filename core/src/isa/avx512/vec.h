@@ -45,6 +45,7 @@ PE_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {  // a > b ? x : y
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
 }
+PE_INLINE uint32_t vf_bits_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }  // bit i: a >= b in lane i
 PE_INLINE vf vf_abs(vf x) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x); }
 PE_INLINE vf vf_copysign(vf x, vf sign) {  // of a number that is not negative
     return _mm512_or_ps(x, _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));

@@ -76,6 +76,10 @@ PE_INLINE vf vf_min(vf a, vf b) {
 PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) {  // a > b ? x : y
     return (vf){vbslq_f32(vcgtq_f32(a.lo, b.lo), x.lo, y.lo), vbslq_f32(vcgtq_f32(a.hi, b.hi), x.hi, y.hi)};
 }
+PE_INLINE uint32_t vf_bits_ge(vf a, vf b) {  // bit i: a >= b in lane i
+    const uint32x4_t low = {1, 2, 4, 8}, high = {16, 32, 64, 128};
+    return vaddvq_u32(vorrq_u32(vandq_u32(vcgeq_f32(a.lo, b.lo), low), vandq_u32(vcgeq_f32(a.hi, b.hi), high)));
+}
 PE_INLINE vf vf_abs(vf x) { return (vf){vabsq_f32(x.lo), vabsq_f32(x.hi)}; }
 PE_INLINE vf vf_copysign(vf x, vf sign) {
     const uint32x4_t bit = vdupq_n_u32(0x80000000u);

@@ -50,6 +50,13 @@ PE_INLINE vf vf_max(vf a, vf b) { PE_MAP(vf, a.x[i_] > b.x[i_] ? a.x[i_] : b.x[i
 PE_INLINE vf vf_min(vf a, vf b) { PE_MAP(vf, a.x[i_] < b.x[i_] ? a.x[i_] : b.x[i_]); }
 // a > b ? x : y
 PE_INLINE vf vf_select_gt(vf a, vf b, vf x, vf y) { PE_MAP(vf, a.x[i_] > b.x[i_] ? x.x[i_] : y.x[i_]); }
+PE_INLINE uint32_t vf_bits_ge(vf a, vf b) {  // bit i: a >= b in lane i
+    uint8_t bytes[VL];                       // 0 or 1 each; the product moves byte i's to bit 56 + i
+    PE_EACH bytes[i_] = a.x[i_] >= b.x[i_];
+    uint64_t all;
+    memcpy(&all, bytes, sizeof all);
+    return (uint32_t)(all * 0x0102040810204080u >> 56);
+}
 PE_INLINE vf vf_abs(vf x) { PE_MAP(vf, fabsf(x.x[i_])); }
 PE_INLINE vf vf_copysign(vf x, vf sign) { PE_MAP(vf, copysignf(x.x[i_], sign.x[i_])); }
 PE_INLINE float vf_sum(vf v) {
