@@ -5,7 +5,8 @@ Owns the forms of a constraint (`Grammar`), compiling one for a vocabulary, and 
 engine's business.
 
 It fails closed. What does not compile within the limits is a ValueError when the request is made (a BusyError, if it is
-others that take the time), and a state that passes a limit later ends the request with an error: never free text.
+others that take the time), and a state that passes a limit later ends the request with a ValueError: never free text.
+Masks are made while all others wait, so their time is limited too.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
-from pyedge.errors import BusyError, ModelError
+from pyedge.errors import BusyError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -26,6 +28,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 128 * 1024  # characters of a grammar; OpenAI allows 120,000 in a schema's names and values
 SECONDS = 5.0  # to compile one: 5,000 properties take as long, what people write takes milliseconds
+MASK_SECONDS, MASK_SECONDS_EACH = 1.0, 0.005  # for a request's masks, and for each of its tokens more: they take 0.1 ms
 _AT_ONCE = 2  # compilations; llguidance cannot be broken off, so one that is late goes on for a while
 _KEPT = 32  # compiled grammars: the next request with the same one copies it, which takes microseconds
 
@@ -139,6 +142,7 @@ class Matcher:
         self._matcher = matcher
         self._end_bits = end_bits
         self._n_bytes = n_bytes
+        self._left = MASK_SECONDS
 
     def copy(self) -> Matcher:
         return Matcher(self._matcher.deep_copy(), self._end_bits, self._n_bytes)
@@ -150,15 +154,21 @@ class Matcher:
 
     def mask(self, hold_end: bool = False) -> bytes:
         """A bit for each token that may come next, as the core's sampler wants them. hold_end: end-of-text tokens only
-        where nothing else may come. ModelError: the grammar has become too complex, or was given a token that it did
-        not allow."""
+        where nothing else may come. ValueError: the grammar has become too complex, takes too long, or was given a
+        token that it did not allow."""
         if not self._matcher.is_error():
+            start = thread_time()
             bits = self._matcher.compute_bitmask()[: self._n_bytes]
             if hold_end:
                 others = int.from_bytes(bits, "little") & ~self._end_bits
                 bits = others.to_bytes(self._n_bytes, "little") if others else bits
+            self._left += MASK_SECONDS_EACH - (thread_time() - start)
+            if self._left < 0:
+                raise ValueError("the grammar takes too long to be followed; make it simpler")
         if self._matcher.is_error():
-            raise ModelError(f"the grammar cannot be followed further: {_line(self._matcher.get_error())}")
+            raise ValueError(
+                f"the grammar cannot be followed further: {_line(self._matcher.get_error())}; make it simpler"
+            )
         return bits
 
     def accept(self, token: int) -> None:

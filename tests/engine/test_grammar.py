@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tinymodel import write_tiny_llama
 
-from pyedge import LLM, Grammar, ModelError, SamplingParams
+from pyedge import LLM, Grammar, SamplingParams
 from pyedge.engine import grammar as grammar_module
 from pyedge.engine.grammar import GrammarCompiler, Matcher
 from pyedge.errors import BusyError
@@ -278,10 +278,23 @@ def test_a_state_beyond_the_limits_ends_the_request_with_an_error(llm: LLM) -> N
     while llm.engine.has_work:
         llm.engine.step()
     assert request.finish_reason == "abort"
-    assert isinstance(request.error, ModelError)
-    assert "grammar" in str(request.error)
+    assert isinstance(request.error, ValueError)
+    assert "the grammar cannot be followed further" in str(request.error)
     assert request.text == ""
     assert len(other.output_token_ids) == 4
+
+
+def test_masks_have_a_limit_of_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = replace(WILD, seed=1, grammar=Grammar.regex("[ab]{40}"), max_tokens=40)
+    assert len(llm.generate({"prompt_token_ids": [1]}, rules)[0].text) == 40
+    monkeypatch.setattr("pyedge.engine.grammar.MASK_SECONDS_EACH", -0.1)
+    request = llm.engine.request([1], rules)
+    llm.engine.add(request)
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert isinstance(request.error, ValueError)
+    assert "takes too long" in str(request.error)
+    assert 0 < request.n_output <= 10
 
 
 def test_control_tokens_are_never_part_of_a_text(llm: LLM) -> None:

@@ -197,6 +197,16 @@ def test_strict_tools_leave_the_model_free(tool_server: Server) -> None:
     assert reply.status == 400
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cannot_be_followed_is_the_callers_mistake(server: Server, stream: bool) -> None:
+    """It compiles, and is too much once a key may begin: no other try would do better."""
+    schema = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(2000)}}
+    reply = server.post(CHAT, {**WILD, "messages": HELLO, "json_schema": schema, "seed": 1, "stream": stream})
+    error = reply.chunks[-1]["error"] if reply.status == 200 else reply.error
+    assert error["type"] == "invalid_request_error"
+    assert "make it simpler" in error["message"]
+
+
 def test_who_finds_all_compilations_taken_is_told_to_come_again(
     tool_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
