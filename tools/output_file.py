@@ -6,6 +6,7 @@ the file that had the name before. Does not know what the bytes mean.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -123,3 +124,14 @@ class OutputFile:
 
     def _named(self, e: OSError) -> OSError:
         return OSError(e.errno, e.strerror, self.path)
+
+
+class _Dropped(Exception):
+    pass
+
+
+def check_output(path: str | os.PathLike[str], size: int = 0) -> None:
+    """Raises what would be raised at once if a file of so many bytes were written there, before something that takes
+    long. Leaves nothing."""
+    with contextlib.suppress(_Dropped), OutputFile(path, size):
+        raise _Dropped

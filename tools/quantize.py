@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pyedge import _core
 from pyedge.errors import ModelError
+from pyedge.tools import output_file
 from pyedge.tools.gguf_writer import GgufWriter, Tensor, copied, packed
 from pyedge.tools.imatrix_file import Imatrix
 from pyedge.tools.mixes import FLOATS, MIXES, Choice, Traits, Wishes, choose
@@ -114,8 +115,7 @@ def quantize(
 ) -> int:
     """Writes the file and returns its size in bytes. ModelError for a value that no format can hold: NaN, infinity, or
     too large. Raises OSError that names `out`. Whatever is raised, there is no file, or the one before."""
-    if any(os.path.exists(out) and os.path.samefile(out, part) for part in gguf.files):
-        raise ValueError(f"{os.fspath(out)}: is the file that is read; give the new one another name")
+    _check_is_another(gguf, out)
     total, done = sum(t.n_bytes for t in gguf.tensors), 0
     sizes = {t.name: t.n_bytes for t in gguf.tensors}
     threads = threads or _core.machine()["default_threads"]  # asked once, not for each piece
@@ -141,6 +141,18 @@ def quantize(
     if progress is not None:
         progress(total, total)
     return writer.file_size
+
+
+def check_output(gguf: _core.Gguf, out: str | os.PathLike[str], size: int = 0) -> None:
+    """Raises what `quantize` would raise of the new file's name and place, before something that takes long. size: in
+    bytes, at least."""
+    _check_is_another(gguf, out)
+    output_file.check_output(out, size)
+
+
+def _check_is_another(gguf: _core.Gguf, out: str | os.PathLike[str]) -> None:
+    if any(os.path.exists(out) and os.path.samefile(out, part) for part in gguf.files):
+        raise ValueError(f"{os.fspath(out)}: is the file that is read; give the new one another name")
 
 
 @cache

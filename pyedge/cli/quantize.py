@@ -130,6 +130,9 @@ def command(
             options += [f"--output-type {output_type}"] if output_type else []
             options += [f"--token-embedding-type {embedding_type}"] if embedding_type else []
             options += ["--allow-requantize"] if allow_requantize else []
+            if not dry_run:  # before anything takes time
+                size = target.file_bytes if target is not None else None
+                quantize.check_output(gguf, out, (size or 0) * 9 // 10)  # at least so much of a size is used
             files = _Files(source, out, folder, imatrix, text, " ".join(options))
             plan, found, held_out = _measured(task, target, given, importance, files)
             facts |= found
@@ -201,13 +204,14 @@ def _measured(
     text."""
     from pyedge.evaluation import calibration
     from pyedge.evaluation.reader import Reader
-    from pyedge.tools import quantize
+    from pyedge.tools import output_file, quantize
 
     folder = files.folder
     if target is not None:
         task.check(target)  # before anything takes time
     if folder is not None:
         folder.mkdir(exist_ok=True)
+        output_file.check_output(folder / "index.html")
     start = time.monotonic()
     with Reader(task.gguf.path, threads=task.threads, n_ctx=calibration.window(task.gguf)) as reader:
         text = calibration.Text.own() if given is None else calibration.Text(given, str(files.text))

@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]  # measurements made, and in all
 _PROBE_ERROR = 0.015  # about that of Q3_K
 _ODD = 2.2  # times what a format's error is among others in most matrices; the next largest seen in 340 was 1.9
 _ODD_SHARE = 8  # one matrix in so many is measured format by format at most
-_OPERATIONS = 2e14  # of all measurements together: about ten minutes on two cores
+_OPERATIONS = 5e13  # of all measurements together: about eight minutes on two cores
 _EVERY = 2  # of neighbouring tokens one is enough
 _FLOOR = 1e-9  # what rounding in float32 leaves of a divergence
 

@@ -119,6 +119,8 @@ class Task:
         low, high = _size(least, target), _size(most, target)
         if low <= target.amount <= high:
             return
+        if not formats:
+            raise ValueError(f"{self.gguf.path}: each matrix's format is given, so none can be chosen; leave some open")
         if target.file_bytes is not None:
             bounds = f"{low:,} to {high:,} bytes are possible"
         else:

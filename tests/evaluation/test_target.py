@@ -190,6 +190,7 @@ def test_the_command(source: Path, text: Path, tmp_path: Path) -> None:
         (["--target-size", "1GB"], 1, r"bytes are possible; take a target between"),
         (["--target-bpw", "1.5"], 1, "cannot be made of 1.5 bits per weight: 2.6"),
         (["--target-bpw", "17"], 1, "bits per weight are possible"),
+        (["--target-bpw", "4", "--tensor-type", ".=Q8_0"], 1, "each matrix's format is given"),
         (["--target-bpw", "4", "--text", "absent.txt"], 1, "absent.txt: No such file"),
         (["--target-bpw", "4", "--text", os.devnull], 1, "has 0 tokens, and 1024 are needed; give a longer text"),
     ],
@@ -204,6 +205,19 @@ def test_wrong_input_is_one_line_and_no_file(
     assert says.lower() in lines[0]
     assert outcome.stdout == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_measured(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out, options, says in (
+        (source, [], "is the file that is read"),
+        (tmp_path / "no" / "out.gguf", [], "No such file"),
+        (tmp_path, [], "no regular file"),
+        (tmp_path / "out.gguf", ["--report", str(tmp_path / "file")], "File exists"),
+    ):
+        outcome = program("quantize", str(source), str(out), "--target-bpw", "4", "--text", os.devnull, *options)
+        assert outcome.returncode == 1
+        assert says in outcome.stderr  # and not that the text is empty
 
 
 def test_a_model_that_is_quantized_is_refused(source: Path, tmp_path: Path) -> None:
