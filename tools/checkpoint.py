@@ -218,7 +218,7 @@ def read_header(path: Path, shown: str) -> list[Stored]:
         if not isinstance(about, dict):
             raise fail(f"{name:.80}: no description")
         dtype, shape, ends = about.get("dtype"), about.get("shape"), about.get("data_offsets")
-        if dtype not in _SIZES:
+        if not isinstance(dtype, str) or dtype not in _SIZES:
             raise ModelError(
                 f"{shown}: {name:.80}: type {dtype!r:.40} is not known; get the checkpoint in another type"
             )

@@ -34,7 +34,6 @@ _KEYS: dict[str, tuple[str, ...]] = {  # whole numbers, and what checkpoints cal
     "feed_forward_length": ("intermediate_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads",),
-    "vocab_size": ("vocab_size",),
 }
 _EPSILONS = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
@@ -65,7 +64,7 @@ def convert(
         raise ValueError(f"type {type!r:.40} is not known, only {', '.join(TYPES)} are")
     try:
         plan = _Plan(Checkpoint(folder), type, pre)
-        with GgufWriter(out, {key: packed(value) for key, value in plan.keys.items()}, plan.tensors) as writer:
+        with GgufWriter(out, {key: _packed(key, value) for key, value in plan.keys.items()}, plan.tensors) as writer:
             done, total = 0, sum(t.n_bytes for t in plan.tensors)
             for made in plan.made:
                 for piece in made.pieces():
@@ -101,7 +100,13 @@ class _Plan:
         made += [Made(Tensor(n, "F32", v.shape), To(n), (), values=v) for n, v in rope[1].items()]
         self.made = sorted(made, key=lambda m: _order(m.tensor.name))
         self.tensors = [m.tensor for m in self.made]
-        own = {**self._common(), **rope[0], **self._windows(), **self._about.keys(self._config)}
+        own = {
+            "vocab_size": self._n_rows(),
+            **self._common(),
+            **rope[0],
+            **self._windows(),
+            **self._about.keys(self._config),
+        }
         self.keys = {
             **self._general(),
             **{f"{self.architecture}.{key}": value for key, value in own.items()},
@@ -157,7 +162,7 @@ class _Plan:
 
     @property
     def _tied(self) -> bool:
-        return bool(self._config.value("tie_word_embeddings", default=False))
+        return self._config.flag("tie_word_embeddings")
 
     def _check_output(self, found: Placed, stored: dict[str, Stored]) -> None:
         needed = "lm_head" in self._about.tensors and not self._tied and self.pooling is None
@@ -204,6 +209,8 @@ class _Plan:
         config, period = self._config, self._about.windows
         n, window = config.integer("num_hidden_layers", "n_layer"), config.value("sliding_window")
         types = config.value("layer_types")
+        if types is not None and not isinstance(types, list):
+            raise config.fail("layer_types", types, "a list")
 
         def by(period: int | None) -> list[bool]:
             return [period is not None and (period == 0 or i % period < period - 1) for i in range(n)]
@@ -259,6 +266,13 @@ class _Unwritten:
 
     def tensor_index(self, name: str) -> int:
         return self._index.get(name, -1)
+
+
+def _packed(key: str, value: Any) -> bytes:
+    try:
+        return packed(value)
+    except ValueError as e:
+        raise ModelError(f"{key}: {value!r:.60} cannot be written ({e}); get the checkpoint from another source") from e
 
 
 def _order(name: str) -> tuple[int, int, str]:

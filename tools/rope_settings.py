@@ -98,7 +98,7 @@ def _llama3(parameters: Config, n_rot: int, base: float) -> np.ndarray:
 
 
 def _yarn(config: Config, parameters: Config, truncates: bool) -> dict[str, Any]:
-    if bool(parameters.value("truncate", default=True)) != truncates:
+    if parameters.flag("truncate", default=True) != truncates:
         raise _refused("yarn with truncate")
     original = _original(config, parameters)
     factor = parameters.number("factor", default=config.integer("max_position_embeddings") / max(original, 1))

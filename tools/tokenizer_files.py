@@ -86,11 +86,8 @@ class _Source:
 
         try:
             library = tokenizers.Tokenizer.from_str(self._checkpoint.text("tokenizer.json") or "")
-        except BaseException as e:  # of the library's own kinds, PanicException is no Exception
-            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
-                raise
-            said = " ".join(str(e).split())
-            raise ModelError(f"tokenizer.json: cannot be read ({said:.120}); {AGAIN}, or update tokenizers") from e
+        except BaseException as e:
+            raise _as_ours(e, "cannot be read", f"{AGAIN}, or update tokenizers") from None
         library.no_padding()
         library.no_truncation()
         return library
@@ -155,7 +152,9 @@ class _Source:
         found: list[int] = []
         for values in (self._generation.get("eos_token_id"), self._checkpoint.config.get("eos_token_id")):
             found += [
-                i for i in (values if isinstance(values, list) else [values]) if type(i) is int and i not in found
+                i
+                for i in (values if isinstance(values, list) else [values])
+                if type(i) is int and 0 <= i < 2**31 and i not in found
             ]
         return found
 
@@ -209,9 +208,16 @@ class _Source:
 def _encoded(library: tokenizers.Tokenizer, text: str, special: bool = False) -> tokenizers.Encoding:
     try:
         return library.encode(text, add_special_tokens=special)
-    except Exception as e:  # the library has no other
-        said = " ".join(str(e).split())
-        raise ModelError(f"tokenizer.json: cannot encode a text ({said:.120}); {AGAIN}") from e
+    except BaseException as e:
+        raise _as_ours(e, "cannot encode a text", AGAIN) from None
+
+
+def _as_ours(e: BaseException, what: str, to_do: str) -> BaseException:
+    """Of the library's errors, PanicException is no Exception."""
+    if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+        return e
+    said = " ".join(str(e).split())
+    return ModelError(f"tokenizer.json: {what} ({said:.120}); {to_do}")
 
 
 def _is_decoder(value: Any) -> bool:

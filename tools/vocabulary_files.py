@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyedge import _core
 from pyedge.errors import ModelError
 from pyedge.tokenizers.vocabulary import SPACE, TokenType, byte_of
 
@@ -207,10 +208,14 @@ def _is_score(value: Any) -> bool:
 
 
 def _charsmap(text: Any) -> list[int]:
+    """Checked before the tokenizers library sees it, which takes it for sound."""
     try:
-        return list(base64.b64decode(text, validate=True))
+        charsmap = base64.b64decode(text, validate=True)
     except (ValueError, TypeError) as e:
         raise _wrong("its precompiled_charsmap is no base64") from e
+    flags = dict.fromkeys(("byte_fallback", "add_space_prefix", "remove_extra_whitespaces"), False)
+    _core.sentencepiece_model(["a"], [0.0], [TokenType.UNKNOWN], unigram=True, charsmap=charsmap, **flags)
+    return list(charsmap)
 
 
 def _check_like_sentencepiece(tokenizer: dict[str, Any]) -> None:

@@ -6,12 +6,13 @@ access to a config.json. Does not own: reading a checkpoint, positions, tokenize
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyedge.errors import ModelError
+
+_LARGEST = 1e30  # of numbers that are computed with, so that nothing overflows
 
 
 class Config:
@@ -28,17 +29,28 @@ class Config:
                     return values[name]
         return default
 
+    def _given(self, names: tuple[str, ...]) -> str:
+        """The one that `value` takes."""
+        both = (self._values, self._defaults)
+        return next((n for values in both for n in names if values.get(n) is not None), names[0])
+
     def integer(self, *names: str, default: int | None = None) -> int:
         value = self.value(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-            raise self.fail(names[0], value, "a whole number")
+            raise self.fail(self._given(names), value, "a whole number")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
         value = self.value(*names, default=default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.fail(names[0], value, "a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
+            raise self.fail(self._given(names), value, "a number that is possible")
         return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.value(name, default=default)
+        if not isinstance(value, bool):
+            raise self.fail(name, value, "true or false")
+        return value
 
     def within(self, name: str) -> Config:
         """The object of that name; an empty one where there is none."""

@@ -39,8 +39,10 @@ def names(**more: str) -> dict[str, Any]:
 def checkpoint_scale(c: Config, n_layers_of_27b: int) -> dict[str, float]:
     """The scale of scores, where it is not what a file means that says nothing."""
     scalar = c.number("query_pre_attn_scalar")
+    if scalar <= 0:
+        raise c.fail("query_pre_attn_scalar", scalar, "above 0")
     heads_fill = c.integer("num_hidden_layers") == n_layers_of_27b
-    assumed = c.integer("hidden_size") / c.integer("num_attention_heads") if heads_fill else float(c.head_dim)
+    assumed = c.integer("hidden_size") / max(c.integer("num_attention_heads"), 1) if heads_fill else float(c.head_dim)
     return {} if scalar == assumed else {"attention.scale": 1.0 / math.sqrt(scalar)}
 
 

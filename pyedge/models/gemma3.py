@@ -41,8 +41,8 @@ COMPUTED = {**GELU, "attn_logit_softcapping": (0,)}
 
 def keys(c: Config) -> dict[str, Any]:
     """Those of a config."""
-    cap = c.value("final_logit_softcapping")
-    return {**checkpoint_scale(c, _N_LAYERS_OF_27B), **({"final_logit_softcapping": float(cap)} if cap else {})}
+    cap = c.number("final_logit_softcapping", default=0.0)
+    return {**checkpoint_scale(c, _N_LAYERS_OF_27B), **({"final_logit_softcapping": cap} if cap else {})}
 
 
 CHECKPOINTS = (

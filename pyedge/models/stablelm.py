@@ -32,7 +32,7 @@ CHECKPOINTS = (
         {**ENDS, **layers(ATTENTION, GATED_FFN, NORMS, _HEAD_NORMS)},
         defaults={"layer_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         computed=SILU,
-        keys=lambda c: {"use_parallel_residual": bool(c.value("use_parallel_residual", default=False))},
+        keys=lambda c: {"use_parallel_residual": c.flag("use_parallel_residual")},
     ),
 )
 

@@ -314,6 +314,14 @@ def test_all_ends_of_a_generation(tmp_path: Path) -> None:
     assert tokenizer.encode("</think>the") == [267, 257]
 
 
+def test_ends_that_are_no_ids(tmp_path: Path) -> None:
+    ends = {"eos_token_id": [-1, 2**70, "x", None, 262]}
+    json_ = bpe(PUBLISHED["deepseek-r1-qwen"][0])
+    tokenizer, keys = made(tmp_path / "c", 263, tokenizer__json=json_, generation_config__json=ends)
+    assert keys["eos_token_id"] == 262
+    assert tokenizer.end_ids == {262}
+
+
 def test_an_end_that_cannot_be_said_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ends = {"eos_token_id": [263, 265, 266, 40]}
     tokenizer, _ = made(
@@ -409,6 +417,9 @@ def test_unigram(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert tokenizer.decode(tokenizer.encode("the 🦙", bos=False, eos=False)) == "the 🦙"
 
 
+_WILD_CHARSMAP = base64.b64encode((1024).to_bytes(4, "little") + b"\xff\x07" * 512 + b"x\0").decode()  # points far away
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -416,6 +427,8 @@ def test_unigram(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKD"}]}}, "normalizer 'NFKD'"),
         ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}}, "normalizer 'Replace'"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "no base64"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "rules are damaged"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": _WILD_CHARSMAP}}, "rules are damaged"),
         ({"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "pre_tokenizer 'Digits' is not supported"),
         ({"vocab": []}, "no list of pieces with scores"),
         ({"vocab": {"a": 1}}, "vocab is no list"),
