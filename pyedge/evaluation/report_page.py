@@ -34,6 +34,7 @@ th:first-child, td:first-child { text-align: left; } th { font-weight: 600; colo
 .wide { overflow-x: auto; } .soft, small, tr.beaten td { color: var(--soft); } td small { display: block; }
 dt { margin-top: .6rem; } dd { margin: 0; } summary { cursor: pointer; padding: .15rem 0; }
 details[open] { margin-bottom: 1rem; }
+@media (max-width: 40rem) { table { font-size: .85rem; } th, td { padding: .3rem; } }
 svg { width: 100%; min-width: 36rem; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 svg text.take { fill: var(--ink); font-weight: 600; } svg line { stroke: var(--line); }
 svg .mix { fill: var(--mix); } svg .chosen { fill: var(--chosen); }

@@ -26,7 +26,7 @@ from statistics import median
 
 import numpy as np
 
-from pyedge import _core
+from pyedge import ModelError, _core
 from pyedge.tools import imatrix_file
 
 TYPES = "Q8_0,Q6_K,Q5_K_M,Q5_1,Q5_0,Q4_K_M,Q4_1,Q4_0,IQ4_NL,IQ4_XS,Q3_K_M,Q2_K"
@@ -124,7 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 result.peer_seconds.append(seconds)
                 result.peer_peak_bytes = max(result.peer_peak_bytes, peak)
                 print(".", end="", file=sys.stderr, flush=True)
-            result.errors = errors(a.model, ours, theirs, imatrix, a.rows)
+            try:
+                result.errors = errors(a.model, ours, theirs, imatrix, a.rows)
+            except ModelError as e:  # some programs have formats of their own in their mixes; --pure may keep them out
+                print(f"{kind}: {e}", file=sys.stderr)
             results.append(result)
     print(file=sys.stderr)
     if a.json:
