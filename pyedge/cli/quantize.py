@@ -338,4 +338,8 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
         )
     if "report" in facts:
         click.echo(f"report: {facts['report']}")
-    click.echo(f"would be {sizes}" if dry_run else f"{facts['output']}: {sizes}, written in {facts['seconds']:.1f} s")
+    measured = f", measured in {facts['measuring_seconds']:.0f} s" if "measuring_seconds" in facts else ""
+    if dry_run:
+        click.echo(f"would be {sizes}{measured}")
+    else:
+        click.echo(f"{facts['output']}: {sizes}{measured}, written in {facts['seconds']:.1f} s")
