@@ -55,16 +55,16 @@ class Chat:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds by a number of tokens, straight between what was measured and on from it."""
+    """Seconds or bytes by a number of tokens, straight between what was measured and on from it."""
 
     at: Sequence[int]
-    seconds: Sequence[float]
+    values: Sequence[float]
 
     def __call__(self, n: int) -> float:
         if len(self.at) == 1:
-            return self.seconds[0] * n / self.at[0]
+            return self.values[0] * n / self.at[0]
         i = min(max(bisect_left(self.at, n), 1), len(self.at) - 1)
-        (a, b), (s, t) = self.at[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
+        (a, b), (s, t) = self.at[i - 1 : i + 1], self.values[i - 1 : i + 1]
         return s + (t - s) * (n - a) / (b - a)
 
 
@@ -80,7 +80,7 @@ class Measured:
     looking: Curve  # what the same take more, if each is `depth` tokens long
     depth: int
     row: float  # of logits and a draw from them; one is in both curves
-    resident_bytes: int  # of this process with what steps need, but for keys and values
+    resident: Curve  # bytes of this process with what so many sequences need in their steps, but for keys and values
 
     def seconds(self, writing: Work, reading: Work, step_factor: float = 1.0) -> float:
         """step_factor: of what a step takes for itself, were the weights so much smaller."""
@@ -128,6 +128,7 @@ def measure(
     pages = min(config.n_pages, most)
     engine = Engine(model, tokenizer, replace(config, n_pages=pages, prefix_cache=False))
 
+    page_bytes = _core.page_bytes(model, size, config.kv_type)
     held = touched = 0  # pages, now and at most: those that are freed are taken first
 
     def begin(n: int, output: int) -> None:
@@ -136,6 +137,9 @@ def measure(
         touched = max(touched, held)
         words = [31 * t % engine.n_vocab for t in range(n)]
         engine.add(engine.request(words, SamplingParams(seed=1, max_tokens=output, ignore_eos=True), watched=False))
+
+    def without_pages() -> int:
+        return int(Process().memory_info().rss) - touched * page_bytes
 
     def step() -> float:
         start = perf_counter()
@@ -176,7 +180,10 @@ def measure(
     reads = sorted({n for n in READS if n < longest} | {longest})
     read = Curve(reads, [repeated(partial(reading, n)) for n in reads])
     writes = [n for n in WRITES if n <= n_sequences]
-    write = [repeated(partial(writing, n)) for n in writes]
+    write, resident = [], []
+    for n in writes:
+        write.append(repeated(partial(writing, n)))
+        resident.append(without_pages())
     written = Curve(writes, write)
     read_key, looking = 0.0, Curve([1], [0.0])
     if deep > _PROBE and deep % config.max_tokens == 0:
@@ -185,9 +192,10 @@ def measure(
         several = sorted({1, n_writers})
         deeper = [repeated(partial(writing, n, depth)) for n in several]
         looking = Curve(several, [max(0.0, t - written(n)) for n, t in zip(several, deeper, strict=True)])
-    resident = Process().memory_info().rss - touched * _core.page_bytes(model, size, config.kv_type)
+    later = max(0, without_pages() - resident[-1])  # than when so many sequences were seen
+    memory = Curve([0, *writes], [each + later for each in (resident[0], *resident)])
     row = max(0.0, written(8) - written(1) - read(8) + read(1)) / 7
-    return Measured(read, read_key, written, looking, max(1, depth), row, resident)
+    return Measured(read, read_key, written, looking, max(1, depth), row, memory)
 
 
 def n_measures(config: EngineConfig, chat: Chat) -> int:

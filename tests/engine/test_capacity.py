@@ -84,7 +84,7 @@ def test_steps_that_write_and_steps_that_read() -> None:
         looking=Curve([1, 4], [0.002, 0.005]),
         depth=500,
         row=5e-4,
-        resident_bytes=0,
+        resident=Curve([0, 1], [0, 0]),
     )
     nothing = Work()
     assert measured.seconds(Work(2, 2, 1002), nothing) == pytest.approx(0.012 + 0.003)
@@ -105,8 +105,9 @@ def test_measuring_a_model(tmp_path: Path) -> None:
         assert 10 < len(calls) <= n_measures(config, Chat(180, 20))
         assert measured.read.at == [1, 8, 16, 32, 64, 128, 199]
         assert measured.write.at == [1, 2, 4, 8]  # of 3 pages
-        assert min(*measured.read.seconds, *measured.write.seconds) > 0
-        assert measured.resident_bytes > 1e6
+        assert min(*measured.read.values, *measured.write.values) > 0
+        assert measured.resident.at == [0, *measured.write.at]
+        assert min(measured.resident.values) > 1e6
         tiny = measure(llm.weights, llm.tokenizer, replace(config, n_pages=2), Chat(4, 1))
         assert tiny.read.at == [1, 4]
     with pytest.raises(ValueError, match="closed"):
