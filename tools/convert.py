@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from pyedge import _core
@@ -62,6 +63,8 @@ def convert(
     ModelError says what is wrong with the checkpoint; OSError names `out`. In either case there is no file."""
     if type is not None and type not in TYPES:
         raise ValueError(f"type {type!r:.40} is not known, only {', '.join(TYPES)} are")
+    if _is_read(Path(folder), Path(out)):
+        raise ValueError(f"{os.fspath(out)}: is a file of the checkpoint; give another name")
     try:
         plan = _Plan(Checkpoint(folder), type, pre)
         with GgufWriter(out, {key: _packed(key, value) for key, value in plan.keys.items()}, plan.tensors) as writer:
@@ -266,6 +269,14 @@ class _Unwritten:
 
     def tensor_index(self, name: str) -> int:
         return self._index.get(name, -1)
+
+
+def _is_read(folder: Path, out: Path) -> bool:
+    """Whether writing `out` would overwrite a part of the checkpoint; an earlier GGUF in its folder is none."""
+    if not out.is_file() or not out.resolve().is_relative_to(folder.resolve()):
+        return False
+    with out.open("rb") as file:
+        return file.read(4) != b"GGUF"
 
 
 def _packed(key: str, value: Any) -> bytes:

@@ -23,6 +23,8 @@ def rope(config: Config, about: Checkpoint) -> tuple[dict[str, Any], dict[str, n
     everywhere, local = _parameters(config)
     n_rot = int(everywhere.number("rope_pct", "partial_rotary_factor", default=1.0) * config.head_dim)
     base = everywhere.number("rotary_emb_base", "rope_theta")  # a family may have a default for the latter
+    if base <= 0:
+        raise config.fail("rope_theta", base, "above 0")
     keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": base}
     if local is not None:
         keys["rope.freq_base_swa"] = local.number("rope_theta")

@@ -304,6 +304,7 @@ def longrope(**more: Any) -> dict[str, Any]:
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1e308}},
             "partial_rotary_factor: 1e.308 is not",
         ),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": -2.0}}, "rope_theta: -2.0 is not above 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not true or false"),
         ({"layer_types": {"0": "full_attention"}}, "layer_types: .* is not a list"),
         ({"rms_norm_eps": "NaN"}, "rms_norm_eps: 'NaN' is not a number"),
@@ -351,6 +352,16 @@ def test_a_disk_that_fills_up(folder: Path, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.filename == str(out / "m.gguf")
     assert not list(out.iterdir())
+
+
+def test_the_checkpoint_is_not_overwritten(folder: Path) -> None:
+    for name in ("model.safetensors", "config.json"):
+        before = (folder / name).read_bytes()
+        with pytest.raises(ValueError, match=rf"{re.escape(name)}: is a file of the checkpoint"):
+            convert(folder, folder / name)
+        assert (folder / name).read_bytes() == before
+    for _ in range(2):  # a GGUF beside the weights is no part of them
+        convert(folder, folder / "m.gguf")
 
 
 def test_what_was_there_stays_when_it_fails(folder: Path, tmp_path: Path) -> None:
