@@ -20,7 +20,7 @@ from pyedge.models.checkpoint import Checkpoint as About
 from pyedge.models.checkpoint import Config, To
 from pyedge.tools import rope_settings, tokenizer_files
 from pyedge.tools.checkpoint import AGAIN, FLOATS, Checkpoint, Stored
-from pyedge.tools.gguf_writer import GgufWriter, Tensor, packed
+from pyedge.tools.gguf_writer import GgufWriter, Kind, Tensor, packed
 from pyedge.tools.made_tensor import Made
 from pyedge.tools.placing import Placed, placed
 
@@ -36,6 +36,7 @@ _KEYS: dict[str, tuple[str, ...]] = {  # whole numbers, and what checkpoints cal
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads",),
 }
+_KINDS = {"tokenizer.ggml.precompiled_charsmap": Kind.U8}  # of values that others want so
 _EPSILONS = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
@@ -281,7 +282,7 @@ def _is_read(folder: Path, out: Path) -> bool:
 
 def _packed(key: str, value: Any) -> bytes:
     try:
-        return packed(value)
+        return packed(value, _KINDS.get(key))
     except ValueError as e:
         raise ModelError(f"{key}: {value!r:.60} cannot be written ({e}); get the checkpoint from another source") from e
 

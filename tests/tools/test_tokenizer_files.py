@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import families
+import gguf
 import hfcheckpoint
+import numpy as np
 import pytest
 import spmodel
 import tokenizers
@@ -415,6 +417,22 @@ def test_unigram(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer, keys = made(tmp_path / "c", n + 256, tokenizer__json=json_)
     assert keys["token_type"][n:] == [TokenType.BYTE] * 256
     assert tokenizer.decode(tokenizer.encode("the 🦙", bos=False, eos=False)) == "the 🦙"
+
+
+def test_a_table_of_characters_is_written_as_bytes(tmp_path: Path) -> None:
+    """Other programs read no other type of array."""
+    json_ = unigram()
+    case = families.load("bert-mean")
+    case.config["vocab_size"] = case.shapes["embeddings.word_embeddings.weight"][0] = len(json_["model"]["vocab"])
+    folder = hfcheckpoint.write(tmp_path / "c", case)
+    write_json(folder / "tokenizer.json", json_)
+    convert(folder, tmp_path / "m.gguf")
+    field = gguf.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.ggml.precompiled_charsmap"]
+    assert field.types == [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8]
+    with LLM(tmp_path / "m.gguf", precision="f32") as llm:
+        library = tokenizers.Tokenizer.from_str(json.dumps(json_))
+        assert llm.tokenizer.encode("The ﬁrst sea") == library.encode("The ﬁrst sea").ids
+        assert np.all(np.isfinite(llm.embed(["The sea"])))
 
 
 _WILD_CHARSMAP = base64.b64encode((1024).to_bytes(4, "little") + b"\xff\x07" * 512 + b"x\0").decode()  # points far away
