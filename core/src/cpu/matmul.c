@@ -398,7 +398,8 @@ void PE_FN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64
     many_fn *many = t1 - t0 >= MANY_FROM ? many_of(w) : NULL;
     const int64_t rounds = (t1 - t0 + MANY_TOKENS - 1) / MANY_TOKENS;
     while (many && p + 2 <= p1) {
-        const int pairs = (p1 - p) / 2 < MANY_PAIRS ? (int)(p1 - p) / 2 : MANY_PAIRS;
+        // The activations of few tokens stay near in any case: their time goes into reading panels, two streams at once.
+        const int most = t1 - t0 < GATHER_FROM ? 1 : MANY_PAIRS, pairs = (p1 - p) / 2 < most ? (int)(p1 - p) / 2 : most;
         for (int64_t i = 0, t = t0; i < rounds; i++) {
             const int64_t tokens = (t1 - t0 + i) / rounds;
             many(w, a, bias, t, (int)tokens, p, pairs, y, ldy, scratch);

@@ -7,6 +7,7 @@ enum {
     MANY_FROM = 8,      // tokens: their tiles then have at least 4
     MANY_TOKENS = 128,  // at once
     MANY_PAIRS = 4,     // of panels, at once
+    GATHER_FROM = 32,   // tokens: fewer have too few second terms in common for gathering them to pay
 };
 
 // Integer sums start here: the bits of 1.5 * 2^23 as a float, which counts up by one with them. An fma takes it away again,
@@ -161,6 +162,26 @@ PE_INLINE void fine_tile(const int parts, const bool have_m, const int R, const 
     }
 }
 
+// The second terms of n tokens from token t on, where they lie.
+PE_INLINE void fine_in_place(const int parts, const bool have_m, const slice *s, int64_t at, int zero, const pe_act *a,
+                             int64_t t, int n, vf (*sums)[2]) {
+    vi minus_zero[2];
+    load_zero(parts, zero, minus_zero);
+    for (int r = 0; r < n; r++) {
+        const int8_t *const q = a->fine_q + (t + r) * a->ldq;
+        const pe_act_block *const ab = a->fine + (t + r) * a->ldb;
+        vf sum[2][DOT_TOKENS];
+        sum[0][0] = sums[r][0];
+        sum[1][0] = sums[r][1];
+        for (unsigned some = fine_units(a, t + r, at); some; some &= some - 1) {
+            const int i = __builtin_ctz(some);
+            add_slice_unit(parts, have_m, 1, s, i, at + i, minus_zero, &q, &ab, sum);
+        }
+        sums[r][0] = sum[0][0];
+        sums[r][1] = sum[1][0];
+    }
+}
+
 // What the products work in: 190 KB, more than some threads' stacks take.
 typedef struct slices_scratch {
     slice slice;
@@ -172,6 +193,7 @@ typedef struct slices_scratch {
 typedef struct slice_fns {
     void (*tile[DOT_TOKENS])(const slice *s, int64_t at, int n, int zero, const pe_act *a, int64_t t, vf (*sums)[2]);
     void (*fine[DOT_TOKENS])(const slice *s, int i, int zero, const fine_list *list, int k, vf (*sums)[2]);
+    void (*fine_in_place)(const slice *s, int64_t at, int zero, const pe_act *a, int64_t t, int n, vf (*sums)[2]);
 } slice_fns;
 
 #define SLICE_TILE(name, parts, have_m, R)                                                                  \
@@ -183,19 +205,24 @@ typedef struct slice_fns {
     FLATTEN static void name##_fine_##R(const slice *s, int i, int zero, const fine_list *list, int k, vf(*sums)[2]) { \
         fine_tile(parts, have_m, R, s, i, zero, list, k, sums);                                                        \
     }
-#define SLICE_FNS(name, parts, have_m)                    \
-    SLICE_TILE(name, parts, have_m, 4)                    \
-    SLICE_TILE(name, parts, have_m, 5)                    \
-    SLICE_TILE(name, parts, have_m, 6)                    \
-    FINE_TILE(name, parts, have_m, 1)                     \
-    FINE_TILE(name, parts, have_m, 2)                     \
-    FINE_TILE(name, parts, have_m, 3)                     \
-    FINE_TILE(name, parts, have_m, 4)                     \
-    FINE_TILE(name, parts, have_m, 5)                     \
-    FINE_TILE(name, parts, have_m, 6)                     \
-    static const slice_fns name = {                       \
-        {NULL, NULL, NULL, name##_4, name##_5, name##_6}, \
-        {name##_fine_1, name##_fine_2, name##_fine_3, name##_fine_4, name##_fine_5, name##_fine_6}};
+#define SLICE_FNS(name, parts, have_m)                                                                           \
+    SLICE_TILE(name, parts, have_m, 4)                                                                           \
+    SLICE_TILE(name, parts, have_m, 5)                                                                           \
+    SLICE_TILE(name, parts, have_m, 6)                                                                           \
+    FINE_TILE(name, parts, have_m, 1)                                                                            \
+    FINE_TILE(name, parts, have_m, 2)                                                                            \
+    FINE_TILE(name, parts, have_m, 3)                                                                            \
+    FINE_TILE(name, parts, have_m, 4)                                                                            \
+    FINE_TILE(name, parts, have_m, 5)                                                                            \
+    FINE_TILE(name, parts, have_m, 6)                                                                            \
+    FLATTEN static void name##_in_place(const slice *s, int64_t at, int zero, const pe_act *a, int64_t t, int n, \
+                                        vf(*sums)[2]) {                                                          \
+        fine_in_place(parts, have_m, s, at, zero, a, t, n, sums);                                                \
+    }                                                                                                            \
+    static const slice_fns name = {                                                                              \
+        {NULL, NULL, NULL, name##_4, name##_5, name##_6},                                                        \
+        {name##_fine_1, name##_fine_2, name##_fine_3, name##_fine_4, name##_fine_5, name##_fine_6},              \
+        name##_in_place};
 SLICE_FNS(whole, 1, false)
 SLICE_FNS(with_m, 1, true)
 SLICE_FNS(halves, 2, false)
@@ -220,13 +247,17 @@ PE_INLINE void many_tokens(const pe_class cls, const pe_scales scales, const pe_
         for (int r = 0; r < n; r++) sums[p][r][0] = sums[p][r][1] = vf_zero();
     for (int64_t at = 0; at < n_units; at += SLICE) {
         const int units = n_units - at < SLICE ? (int)(n_units - at) : SLICE;
-        gather_fine(a, t, n, at, fine);
+        if (n >= GATHER_FROM) gather_fine(a, t, n, at, fine);
         for (int p = 0; p < pairs; p++) {
             load_slice(cls, scales, w, panel + 2 * p, at, units, s);
             for (int i = 0, r = 0; i < n_tiles; i++) {
                 const int tokens = (n + i) / n_tiles;
                 f->tile[tokens - 1](s, at, units, zero, a, t + r, sums[p] + r);
                 r += tokens;
+            }
+            if (n < GATHER_FROM) {
+                f->fine_in_place(s, at, zero, a, t, n, sums[p]);
+                continue;
             }
             for (int i = 0; i < units; i++) {
                 const int n_fine = (fine->n[i] + DOT_TOKENS - 1) / DOT_TOKENS;
