@@ -93,11 +93,14 @@ double PE_FN(row_sums)(const float *const *blocks, int32_t n_blocks, const float
 
 double PE_FN(row_split)(const float *const *blocks, int32_t n_blocks, pe_row_scale scale, float low, float high,
                         uint64_t *within, double *above) {
-    double all[LANES] = {0}, top[LANES] = {0};
+    // Zeroed one by one: what gcc 12 clears at once it takes to be aligned, which a sanitized frame (PR 110027) is not.
+    double all[LANES], top[LANES];
+    for (int j = 0; j < LANES; j++) all[j] = top[j] = 0;
     for (int32_t i = 0; i < n_blocks; i++) {
         const float *x = blocks[i];
         if (i + 1 < n_blocks) prefetch_block(blocks[i + 1]);
-        float sum[LANES] = {0}, sum_above[LANES] = {0};
+        float sum[LANES], sum_above[LANES];
+        for (int j = 0; j < LANES; j++) sum[j] = sum_above[j] = 0;
         for (int k = 0; k < BLOCK; k += LANES)
             for (int j = 0; j < LANES; j++) {
                 const float w = pe_row_weight(x[k + j], scale);
