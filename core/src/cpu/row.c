@@ -93,7 +93,7 @@ double PE_FN(row_sums)(const float *const *blocks, int32_t n_blocks, const float
 
 double PE_FN(row_split)(const float *const *blocks, int32_t n_blocks, pe_row_scale scale, float low, float high,
                         uint64_t *within, double *above) {
-    // Zeroed one by one: what gcc 12 clears at once it takes to be aligned, which a sanitized frame (PR 110027) is not.
+    // Zeroed one by one: gcc 12 clears whole arrays by aligned stores, and the address sanitizer's frames are not aligned.
     double all[LANES], top[LANES];
     for (int j = 0; j < LANES; j++) all[j] = top[j] = 0;
     for (int32_t i = 0; i < n_blocks; i++) {
