@@ -155,7 +155,7 @@ typedef struct pe_kernels {
     void (*linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                    int64_t p1, float *y, int64_t ldy, void *scratch);
     size_t (*linear_scratch)(void);
-    // The same with float activations for every class. scratch: [cols, lanes]
+    // The same with float activations for every class. scratch: floats [cols, lanes]
     void (*linear_f32)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
                        int64_t p1, float *y, int64_t ldy, void *scratch);
 

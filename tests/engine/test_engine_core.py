@@ -1,31 +1,24 @@
 """The engine over the real core and a tiny model: the same tokens and log-probabilities, bit for bit, however made."""
 
-from pathlib import Path
 from typing import Any
 
 import fakecore
 import numpy as np
 import pytest
-from tinymodel import write_tiny_llama
+from tinyengine import PROMPTS, load_tiny_llama
 
 from pyedge import _core
 from pyedge.engine.engine import Engine, EngineConfig
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
 from pyedge.errors import CancelledError, ModelError
-from pyedge.models import build_plan
 
 NAN = float("nan")
-PROMPTS = [[5 + (i * i + 7 * j) % 250 for j in range(n)] for i, n in enumerate((1, 7, 8, 9, 23, 40, 64))]
-PROMPTS += [[*PROMPTS[5][:24], 9, 9], [*PROMPTS[5], 8]]  # with beginnings in common
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> _core.Model:
-    path: Path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_tiny_llama(path, types="Q4_0", n_embd=96, n_head=6, n_kv=2, n_ff=128)
-    with _core.Gguf(path) as gguf:
-        return _core.Model(gguf, build_plan(gguf).ops, "fast", 2)
+    return load_tiny_llama(tmp_path_factory.mktemp("model"))
 
 
 def engine(model: _core.Model, **options: Any) -> Engine:
