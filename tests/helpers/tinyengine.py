@@ -10,7 +10,7 @@ from pyedge import _core
 from pyedge.models import build_plan
 
 PROMPTS = [[5 + (i * i + 7 * j) % 250 for j in range(n)] for i, n in enumerate((1, 7, 8, 9, 23, 40, 64))]
-PROMPTS += [[*PROMPTS[5][:24], 9, 9], [*PROMPTS[5], 8], [5, 12]]  # the first two with a beginning in common with another
+PROMPTS += [[*PROMPTS[5][:24], 9, 9], [*PROMPTS[5], 8], [5, 12]]  # two with beginnings in common
 
 
 def load_tiny_llama(folder: Path) -> _core.Model:
