@@ -31,10 +31,8 @@ uint64_t pe_engine_page_bytes(const pe_model *m, int32_t page_size, int32_t kv_t
 
 pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer) {
     const pe_layer *l = &e->model->layers[layer];
-    uint8_t *k = e->kv + e->layer_offset[layer];
-    const size_t half = layer_page_bytes(l, e->options.page_size, e->options.kv_type) / 2 * (size_t)e->options.n_pages;
-    return (pe_kv_view){.k = k,
-                        .v = k + half,
+    return (pe_kv_view){.pages = e->kv + e->layer_offset[layer],
+                        .page_bytes = (int64_t)e->layer_offset[e->model->n_layers],
                         .type = e->options.kv_type,
                         .page_size = e->options.page_size,
                         .n_kv_heads = l->n_kv_heads,
@@ -138,7 +136,7 @@ static void *part(uint8_t *base, size_t *at, size_t bytes) {
 
 // The largest of what the plan's ops of a kind want.
 typedef struct wants {
-    size_t group;                // attention: query heads per KV head
+    size_t group, head_dim;      // attention: query heads per KV head
     size_t experts, used, d_ff;  // mixture of experts
 } wants;
 
@@ -146,6 +144,7 @@ static size_t most(size_t a, int64_t b) { return a > (size_t)b ? a : (size_t)b; 
 
 static wants wants_of(const pe_model *m) {
     wants w = {.group = 1};
+    for (int32_t i = 0; i < m->n_layers; i++) w.head_dim = most(w.head_dim, m->layers[i].head_dim);
     for (int32_t i = 0; i < m->n_ops; i++) {
         const pe_plan_op *op = &m->ops[i];
         if (op->kind == PE_OP_ATTENTION) w.group = most(w.group, op->attention.n_heads / op->attention.n_kv_heads);
@@ -175,7 +174,7 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->step.piece_of = part(base, &at, tokens * sizeof(int32_t));
     e->step.rows = part(base, &at, rows * sizeof(int32_t));
     e->step.tables = part(base, &at, (size_t)o->max_sequences * (size_t)o->max_pages_per_sequence * sizeof(int32_t));
-    e->tile_start = part(base, &at, (pieces + 1) * sizeof(int32_t));
+    e->tiles = part(base, &at, tokens * sizeof(pe_attention_tile));
     const size_t act_q = act_rows * (size_t)pe_act_ldq(m->max_columns);
     const size_t act_blocks = act_rows * ((size_t)pe_act_ldb(m->max_columns) + 1) * sizeof(pe_act_block);
     e->act.q = part(base, &at, act_q);
@@ -197,8 +196,8 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->logits = part(base, &at, rows * (size_t)m->n_outputs * sizeof(float));
     e->worker_bytes = align64(most(most(unpack, (int64_t)attend), (int64_t)m->kernels->linear_scratch()));
     e->worker_scratch = part(base, &at, e->worker_bytes * (size_t)o->threads);
-    e->max_split = 4 * o->threads;
-    e->partials = part(base, &at, times(times((size_t)e->max_split * sizeof(pe_partial), chunks), w.group));
+    e->max_partials = (int64_t)times(8 * (size_t)o->threads * w.group, chunks);
+    e->partials = part(base, &at, times((size_t)e->max_partials, pe_partial_bytes((int32_t)w.head_dim)));
     return at;
 }
 
@@ -217,9 +216,9 @@ static pe_status create(pe_engine *e, pe_error *err) {
     }
     for (int32_t i = 0; i < m->n_layers; i++) {
         const size_t page = layer_page_bytes(&m->layers[i], e->options.page_size, e->options.kv_type);
-        e->layer_offset[i + 1] = plus(e->layer_offset[i], times(page, (size_t)e->options.n_pages));
+        e->layer_offset[i + 1] = plus(e->layer_offset[i], page);
     }
-    e->kv_bytes = e->layer_offset[m->n_layers];
+    e->kv_bytes = times(e->layer_offset[m->n_layers], (size_t)e->options.n_pages);
     e->arena_bytes = plan_arena(m, e->options.max_tokens, offsets);
     e->scratch_bytes = place_scratch(e, NULL);
     const size_t working = plus(e->arena_bytes, e->scratch_bytes);
@@ -231,7 +230,7 @@ static pe_status create(pe_engine *e, pe_error *err) {
             "or fewer pages",
             (double)e->kv_bytes / 1e9, (double)working / 1e9, (double)machine.memory_available / 1e9);
     }
-    e->kv = pe_os_alloc(e->kv_bytes);
+    e->kv = pe_os_alloc_huge(e->kv_bytes);
     e->arena = pe_os_alloc(e->arena_bytes);
     e->scratch = pe_os_alloc(e->scratch_bytes);
     if (!e->kv || !e->arena || !e->scratch) {
@@ -409,12 +408,8 @@ pe_status pe_engine_copy_page(pe_engine *e, int32_t from, int32_t to, pe_error *
     e->step.n_rows = 0;  // the last step cannot be run again
     if (from < 0 || from >= n || to < 0 || to >= n || from == to)
         return pe_fail(err, PE_ERR_ARGUMENT, NULL, "page %d onto page %d: they must be two of %d", from, to, n);
-    for (int32_t layer = 0; layer < e->model->n_layers; layer++) {
-        const pe_kv_view kv = pe_engine_layer(e, layer);
-        const size_t page = (size_t)kv.n_kv_heads * pe_kv_head_bytes(kv.type, kv.head_dim, kv.page_size);
-        uint8_t *halves[] = {(uint8_t *)kv.k, (uint8_t *)kv.v};
-        for (int i = 0; i < 2; i++) memcpy(halves[i] + (size_t)to * page, halves[i] + (size_t)from * page, page);
-    }
+    const size_t bytes = e->layer_offset[e->model->n_layers];
+    memcpy(e->kv + (size_t)to * bytes, e->kv + (size_t)from * bytes, bytes);
     return PE_OK;
 }
 
@@ -426,18 +421,12 @@ pe_status pe_engine_fill_page(pe_engine *e, int32_t page, float value, pe_error 
     for (int32_t layer = 0; layer < e->model->n_layers; layer++) {
         pe_kv_view kv = pe_engine_layer(e, layer);
         // kv_write takes all heads of a token at once; here one head at a time, each seen as a layer of its own.
-        const size_t head = pe_kv_head_bytes(kv.type, kv.head_dim, kv.page_size);
+        const size_t head = 2 * pe_kv_head_bytes(kv.type, kv.head_dim, kv.page_size);
         const int32_t n_kv_heads = kv.n_kv_heads;
-        uint8_t *k = (uint8_t *)kv.k + (size_t)page * (size_t)n_kv_heads * head;
-        uint8_t *v = (uint8_t *)kv.v + (size_t)page * (size_t)n_kv_heads * head;
-        const int32_t first = 0;
-        kv.table = &first;
+        kv.table = &page;
         kv.n_kv_heads = 1;
-        for (int32_t h = 0; h < n_kv_heads; h++) {
-            kv.k = k + (size_t)h * head;
-            kv.v = v + (size_t)h * head;
+        for (int32_t h = 0; h < n_kv_heads; h++, kv.pages += head)
             for (int32_t slot = 0; slot < kv.page_size; slot++) e->model->kernels->kv_write(&kv, slot, row, row);
-        }
     }
     return PE_OK;
 }

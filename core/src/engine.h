@@ -38,6 +38,14 @@ typedef struct pe_moe {
     pe_product *products;  // [2 * n_experts]
 } pe_moe;
 
+// Tokens [t0, t1) of a piece, whose queries attend together. Items: one for each KV head and part of the chunks.
+typedef struct pe_attention_tile {
+    int32_t piece, t0, t1;
+    int32_t parts;  // 1: the chunks are not cut
+    int64_t first_item;
+    int64_t partials;  // of a tile that is cut: where its [n_kv_heads, chunks, rows] begin
+} pe_attention_tile;
+
 struct pe_engine {
     atomic_int references;
     pe_model *model;
@@ -45,9 +53,9 @@ struct pe_engine {
     pe_step step;
     atomic_bool cancelled;
 
-    uint8_t *kv;  // [n_layers] of (K pages, V pages); see pe_engine_layer
+    uint8_t *kv;  // [n_pages, n_layers]: all of a page lies together, so that few pages of memory hold what is in use
     size_t kv_bytes;
-    size_t *layer_offset;  // [n_layers + 1]
+    size_t *layer_offset;  // [n_layers + 1]: in a page, of which the last is the size
 
     uint8_t *arena;  // every value, [max_tokens, width] each, sharing memory where their lives do not overlap
     size_t arena_bytes;
@@ -63,9 +71,9 @@ struct pe_engine {
     pe_moe moe;
     uint8_t *worker_scratch;  // [threads, worker_bytes]
     size_t worker_bytes;
-    int32_t *tile_start;   // [max_pieces + 1]: first attention tile of each piece
-    pe_partial *partials;  // [max_split, max chunks, group]
-    int32_t max_split;     // (piece, KV head) pairs that may be cut by chunks
+    pe_attention_tile *tiles;  // [max_tokens]
+    pe_partial *partials;      // [max_partials], of the tiles that are cut by chunks
+    int64_t max_partials;
 
     bool (*poll)(void *ctx);
     void *poll_ctx;
@@ -82,7 +90,7 @@ struct pe_engine {
 
 void pe_collected_free(pe_engine *e);
 
-// K and V pages of one layer.
+// One layer's part of the pages.
 pe_kv_view pe_engine_layer(const pe_engine *e, int32_t layer);
 
 // Runs the plan for the step at hand. `inspect`, if given, sees each op's outputs; true stops the run.

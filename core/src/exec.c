@@ -10,7 +10,9 @@ enum {
     STREAM_BYTES = 32768,  // weights per item when few tokens share them: small, so that no thread waits for another
     ITEM_PANELS = 8,       // panels per item when many tokens do
     ITEM_TOKENS = 128,     // tokens per item then
-    SPLIT_CHUNKS = 8,      // attention chunks per item when a context is cut
+    SPLIT_CHUNKS = 8,      // attention chunks per item, at least, when a context is cut
+    SPLIT_ITEMS = 8,       // a tile's context is cut where there would be fewer items than so many per thread like it
+    UNPACK_ROWS = 4,       // query rows that take as long as unpacking the chunk for them
 };
 
 // ---- row by row ------------------------------------------------------------------------------------------------------
@@ -278,9 +280,8 @@ typedef struct attention_job {
     const run *r;
     const pe_attention_parameters *p;
     pe_kv_view kv;
-    int32_t n_heads, group, tokens_per_tile, n_tiles;
+    int32_t n_heads, group, n_tiles;
     int64_t per_item;  // tokens, when writing
-    int32_t max_chunks;
 } attention_job;
 
 static pe_kv_view view_of(const attention_job *j, int32_t piece) {
@@ -317,45 +318,92 @@ static void write_item(void *ctx, int64_t item, int worker) {
     }
 }
 
+static int32_t rows_of(const attention_job *j, const pe_attention_tile *tile) {
+    return (tile->t1 - tile->t0) * j->group;
+}
+
+static int32_t chunks_of(const attention_job *j, const pe_attention_tile *tile) {
+    const pe_attention a = attention_of(j, tile->piece);
+    const pe_span chunks = pe_attention_chunks_of(&a, tile->t0, tile->t1);
+    return chunks.end - chunks.first;
+}
+
+static pe_partial *partials_at(const attention_job *j, const pe_attention_tile *tile, int32_t head) {
+    const int64_t at = tile->partials + (int64_t)head * chunks_of(j, tile) * rows_of(j, tile);
+    return pe_partial_at(j->r->e->partials, at, j->kv.head_dim);
+}
+
 static void attend_item(void *ctx, int64_t item, int worker) {
     const attention_job *j = ctx;
     const pe_engine *e = j->r->e;
-    // Last tiles first: they see the most keys, and the short ones fill the gaps at the end.
-    const int32_t tile = j->n_tiles - 1 - (int32_t)(item / j->kv.n_kv_heads), head = (int32_t)(item % j->kv.n_kv_heads);
-    int32_t lo = 0, hi = j->r->s->n_pieces;  // the piece whose tiles hold `tile`
+    int32_t lo = 0, hi = j->n_tiles;  // the tile whose items hold `item`
     while (hi - lo > 1) {
         const int32_t middle = (lo + hi) / 2;
-        if (e->tile_start[middle] <= tile) lo = middle;
+        if (e->tiles[middle].first_item <= item) lo = middle;
         else hi = middle;
     }
-    const pe_attention a = attention_of(j, lo);
-    const int32_t n = j->r->s->pieces[lo].end - j->r->s->pieces[lo].start;
-    const int32_t t0 = (tile - e->tile_start[lo]) * j->tokens_per_tile;
-    j->r->k->attention(&a, head, t0, (int32_t)least(t0 + j->tokens_per_tile, n),
-                       e->worker_scratch + (size_t)worker * e->worker_bytes);
-}
-
-// Pieces of one token, cut by chunks: item = ((piece, head), cut).
-static pe_partial *partials_at(const attention_job *j, int64_t pair) {
-    return j->r->e->partials + pair * j->max_chunks * j->group;
-}
-
-static void chunks_item(void *ctx, int64_t item, int worker) {
-    const attention_job *j = ctx;
-    const int64_t cuts = (j->max_chunks + SPLIT_CHUNKS - 1) / SPLIT_CHUNKS, pair = item / cuts;
-    const int32_t piece = (int32_t)(pair / j->kv.n_kv_heads), head = (int32_t)(pair % j->kv.n_kv_heads);
-    const pe_attention a = attention_of(j, piece);
-    const int32_t n_chunks = a.start / PE_CHUNK + 1, c0 = (int32_t)(item % cuts) * SPLIT_CHUNKS;
-    if (c0 >= n_chunks) return;
-    j->r->k->attention_chunks(&a, head, 0, c0, (int32_t)least(c0 + SPLIT_CHUNKS, n_chunks), partials_at(j, pair),
-                              j->r->e->worker_scratch + (size_t)worker * j->r->e->worker_bytes);
+    const pe_attention_tile *tile = &e->tiles[lo];
+    const pe_attention a = attention_of(j, tile->piece);
+    const int32_t inner = (int32_t)(item - tile->first_item), head = inner / tile->parts, part = inner % tile->parts;
+    void *scratch = e->worker_scratch + (size_t)worker * e->worker_bytes;
+    if (tile->parts == 1) {
+        j->r->k->attention(&a, head, tile->t0, tile->t1, scratch);
+        return;
+    }
+    const pe_span chunks = pe_attention_chunks_of(&a, tile->t0, tile->t1);
+    const int32_t n = chunks.end - chunks.first;
+    j->r->k->attention_chunks(&a, head, tile->t0, tile->t1, chunks.first + n * part / tile->parts,
+                              chunks.first + n * (part + 1) / tile->parts, partials_at(j, tile, head), scratch);
 }
 
 static void merge_item(void *ctx, int64_t item, int worker) {
     (void)worker;
     const attention_job *j = ctx;
-    const pe_attention a = attention_of(j, (int32_t)(item / j->kv.n_kv_heads));
-    j->r->k->attention_merge(&a, (int32_t)(item % j->kv.n_kv_heads), 0, partials_at(j, item));
+    const pe_attention_tile *tile = &j->r->e->tiles[item / j->kv.n_kv_heads];
+    if (tile->parts == 1) return;
+    const pe_attention a = attention_of(j, tile->piece);
+    const int32_t head = (int32_t)(item % j->kv.n_kv_heads);
+    j->r->k->attention_merge(&a, head, tile->t0, tile->t1, partials_at(j, tile, head));
+}
+
+// What a tile costs: its query rows over its chunks, which are unpacked for them.
+static int64_t tile_cost(const attention_job *j, const pe_attention_tile *tile) {
+    return (int64_t)chunks_of(j, tile) * (rows_of(j, tile) + UNPACK_ROWS);
+}
+
+// Cuts the step into tiles. Last ones first: they see the most keys, and the short ones fill the gaps at the end. Returns
+// what all of them cost together.
+static int64_t lay_tiles(attention_job *j) {
+    const int32_t tokens = pe_attention_rows(j->group) / j->group;
+    int64_t cost = 0;
+    for (int32_t piece = j->r->s->n_pieces - 1; piece >= 0; piece--) {
+        const int32_t n = j->r->s->pieces[piece].end - j->r->s->pieces[piece].start;
+        for (int32_t t0 = (n - 1) / tokens * tokens; t0 >= 0; t0 -= tokens) {
+            pe_attention_tile *tile = &j->r->e->tiles[j->n_tiles++];
+            *tile = (pe_attention_tile){.piece = piece, .t0 = t0, .t1 = (int32_t)least(t0 + tokens, n)};
+            cost += tile_cost(j, tile);
+        }
+    }
+    return cost;
+}
+
+// Cuts those tiles by chunks that would keep other threads waiting. Returns the number of items; *cut: whether there is
+// such a tile.
+static int64_t cut_tiles(const attention_job *j, int64_t cost, bool *cut) {
+    const int64_t most = j->r->width > 1 ? cost / (SPLIT_ITEMS * j->r->width) + 1 : INT64_MAX;  // of an item
+    int64_t items = 0, partials = 0;
+    *cut = false;
+    for (int32_t i = 0; i < j->n_tiles; i++) {
+        pe_attention_tile *tile = &j->r->e->tiles[i];
+        const int64_t n = (int64_t)j->kv.n_kv_heads * chunks_of(j, tile) * rows_of(j, tile);
+        tile->parts = (int32_t)least(tile_cost(j, tile) / most + 1, chunks_of(j, tile) / SPLIT_CHUNKS);
+        if (tile->parts <= 1 || partials + n > j->r->e->max_partials) tile->parts = 1;
+        tile->first_item = items;
+        tile->partials = partials;
+        items += (int64_t)j->kv.n_kv_heads * tile->parts;
+        if (tile->parts > 1) partials += n, *cut = true;
+    }
+    return items;
 }
 
 static void run_attention(const run *r) {
@@ -369,25 +417,14 @@ static void run_attention(const run *r) {
     j.per_item = n_tokens * kv_width > SERIAL_FLOATS ? SERIAL_FLOATS / 2 / kv_width + 1 : n_tokens;
     pe_parallel(r->width, (n_tokens + j.per_item - 1) / j.per_item, write_item, &j);
 
-    j.tokens_per_tile = pe_attention_rows(j.group) / j.group;
-    int32_t longest = 0;
-    for (int32_t i = 0; i < r->s->n_pieces; i++) {
-        const int32_t n = r->s->pieces[i].end - r->s->pieces[i].start;
-        r->e->tile_start[i] = j.n_tiles;
-        j.n_tiles += (n + j.tokens_per_tile - 1) / j.tokens_per_tile;
-        if (r->s->pieces[i].end > longest) longest = r->s->pieces[i].end;
+    bool cut;
+    const int64_t cost = lay_tiles(&j), items = cut_tiles(&j, cost, &cut);
+    if (cost * p->n_kv_heads * PE_CHUNK < SERIAL_FLOATS / 16) {
+        for (int64_t i = 0; i < items; i++) attend_item(&j, i, 0);
+        return;
     }
-    r->e->tile_start[r->s->n_pieces] = j.n_tiles;
-    j.max_chunks = (longest + PE_CHUNK - 1) / PE_CHUNK;
-    const int64_t pairs = (int64_t)r->s->n_pieces * p->n_kv_heads;
-    if (n_tokens == r->s->n_pieces && pairs <= r->e->max_split && j.max_chunks > SPLIT_CHUNKS) {
-        pe_parallel(r->width, pairs * ((j.max_chunks + SPLIT_CHUNKS - 1) / SPLIT_CHUNKS), chunks_item, &j);
-        pe_parallel(r->width, pairs, merge_item, &j);
-    } else if (n_tokens * p->n_heads * longest < SERIAL_FLOATS / 16) {
-        for (int64_t i = 0; i < j.n_tiles * p->n_kv_heads; i++) attend_item(&j, i, 0);
-    } else {
-        pe_parallel(r->width, j.n_tiles * p->n_kv_heads, attend_item, &j);
-    }
+    pe_parallel(r->width, items, attend_item, &j);
+    if (cut) pe_parallel(r->width, (int64_t)j.n_tiles * p->n_kv_heads, merge_item, &j);
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------

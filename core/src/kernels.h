@@ -69,8 +69,8 @@ static inline int64_t pe_act_ldb(int64_t k) { return k / PE_ACT_BLOCK + 64 / (in
 
 // Keys and values of one layer, as one sequence sees them through its block table.
 typedef struct pe_kv_view {
-    void *k;               // [n_pages, n_kv_heads] of [head_dim, page_size]: one lane is one key; see cpu/kv.c
-    void *v;               // [n_pages, n_kv_heads] of [page_size, head_dim]
+    uint8_t *pages;        // the layer's part of page 0: [n_kv_heads] of a head's keys and its values; see cpu/kv.c
+    int64_t page_bytes;    // from one page to the next
     const int32_t *table;  // [pages of the sequence]
     int32_t type;          // pe_kv_type
     int32_t page_size, n_kv_heads, head_dim;
@@ -91,13 +91,21 @@ static inline size_t pe_kv_head_bytes(int32_t type, int32_t head_dim, int32_t pa
 
 // The softmax state of one query row over some chunks: max score, sum of exp(score - max), and their weighted values.
 typedef struct pe_partial {
-    float acc[PE_MAX_HEAD_DIM];  // [head_dim], and up to a whole vector zeros
-    float m, l;
+    float m, l, unused[14];
+    float acc[];  // [head_dim], and up to a whole vector zeros
 } pe_partial;
+
+static inline size_t pe_partial_bytes(int32_t head_dim) {
+    return sizeof(pe_partial) + (size_t)((head_dim + 15) / 16 * 16) * sizeof(float);
+}
+static inline pe_partial *pe_partial_at(pe_partial *first, int64_t i, int32_t head_dim) {
+    return (pe_partial *)((uint8_t *)first + (size_t)i * pe_partial_bytes(head_dim));
+}
 
 // Bytes that one attention call works in: a chunk's keys and values as floats, the state of its rows and a tile of four.
 static inline size_t pe_attention_scratch(int32_t group) {
-    return 2 * PE_MAX_HEAD_DIM * PE_CHUNK * sizeof(float) + ((size_t)pe_attention_rows(group) + 4) * sizeof(pe_partial);
+    const size_t rows = (size_t)pe_attention_rows(group) + 4;
+    return 2 * PE_MAX_HEAD_DIM * PE_CHUNK * sizeof(float) + rows * pe_partial_bytes(PE_MAX_HEAD_DIM);
 }
 
 typedef struct pe_attention {
@@ -126,6 +134,11 @@ static inline pe_span pe_attention_sees(const pe_attention *a, int32_t t) {
         if (a->window < s.end - position) s.end = position + a->window;
     }
     return s;
+}
+
+// Chunks [first, end) that some of tokens [t0, t1) see some of. Both ends of what a token sees grow with its position.
+static inline pe_span pe_attention_chunks_of(const pe_attention *a, int32_t t0, int32_t t1) {
+    return (pe_span){pe_attention_sees(a, t0).first / PE_CHUNK, (pe_attention_sees(a, t1 - 1).end - 1) / PE_CHUNK + 1};
 }
 
 // Multiply-adds per lane in one round of the probes below.
@@ -176,12 +189,12 @@ typedef struct pe_kernels {
     // Attends for tokens [t0, t1) of a piece with the query heads of one KV head, over all their keys.
     // scratch: pe_attention_scratch(group) bytes
     void (*attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch);
-    // The same cut by chunks, for long contexts and few queries: one partial per row for each chunk in [c0, c1) of the
-    // one token t, at partials[chunk * group + row]; merged in chunk order by attention_merge. A chunk of which the token
-    // sees nothing is left out.
-    void (*attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
+    // The same cut by chunks, for long contexts and few queries: a partial for each query row and each of its chunks in
+    // [c0, c1), into partials [chunks of the tokens, rows]; attention_merge takes them in chunk order. What a row does
+    // not see is left out.
+    void (*attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch);
-    void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
+    void (*attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *partials);
 
     // Passes over a row of logits by its blocks; see row.h. The same bits on every set.
     // Largest logit, in *max and of each block in block_max [n_blocks]; false where one is NaN or +Inf.

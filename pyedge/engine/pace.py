@@ -15,10 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# While someone's tokens come, a step takes at most this many times what it takes without prompts. A stream's gaps are
-# to stay below 4 times that, and machines are noisy.
-SLOWDOWN = 2.75
-CHUNK = 4  # tokens that a prompt gets on by in any case; behind thousands of others, 8 can take four times a quiet step
+# While someone's tokens come, a step that reads prompts as well is to take less than MOST times what those streams'
+# steps took before. Machines are noisy: it is planned to take `slowdown` times that, which sinks with each step that
+# took too long and rises a little with each that did not, so that one in a hundred or fewer does, on any machine.
+MOST = 4.0
+SLOWDOWN = 2.5  # to begin with
+_SLOWDOWNS = (1.5, 3.5)
+_RARELY = 0.005  # of the steps
+_CORRECTION = 0.15  # of the slowdown, for a step that took too long
+
+CHUNK = 2  # tokens that a prompt gets on by in any case: behind thousands of others each takes a third of a quiet step
 _DECAY = 0.97  # of what a step tells, with each step after it
 _TRUST = 0.05  # in the plan's ratios, as a share of what one step tells
 _OUTLIER = 3.0  # times what was expected: beyond it the machine was busy elsewhere
@@ -114,11 +120,28 @@ class Pace:
         self._ask = prior
         self._prior: StepCost | None = None
         self._writing, self._reading = Fit(), Fit()
+        self._n_reading = 0  # steps since one that only wrote
+        self._quiet: float | None = None  # seconds: what the step at hand would take by the streams' last ones
+        self.slowdown = SLOWDOWN
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step took so long."""
         if seconds > 0 and work.tokens:
             (self._reading if work.reads else self._writing).observe(work, seconds, self._counted)
+            if self._quiet is not None and work.reads:
+                over = seconds > MOST * self._quiet
+                change = _CORRECTION * (_RARELY - 1 if over else _RARELY)
+                self.slowdown = min(max(self.slowdown + change, _SLOWDOWNS[0]), _SLOWDOWNS[1])
+            self._n_reading = self._n_reading + 1 if work.reads else 0
+        self._quiet = None
+
+    def limit(self, writing: Work) -> float:
+        """Seconds that the next step may take, which writes this. Streams grow while a prompt is read, and what that
+        costs them is not the prompt's to add to: they count with the keys they had before, or half of those they have
+        where others have come since."""
+        keys = max(writing.keys - self._n_reading * writing.rows, writing.keys // 2)
+        self._quiet = self.writing.seconds(Work(writing.tokens, writing.rows, keys))
+        return self.slowdown * self._quiet
 
     @property
     def writing(self) -> StepCost:
@@ -146,7 +169,7 @@ class Budget:
         self._left = 0.0  # seconds
         if pace is not None:
             self._cost = pace.reading
-            self._left = SLOWDOWN * pace.writing.seconds(work) - self._cost.seconds(work)
+            self._left = pace.limit(work) - self._cost.seconds(work)
         self._begun = False
         self.spent = tokens <= 0
 

@@ -515,7 +515,7 @@ typedef struct heads {
     pe_attention a;
     int32_t tokens, length, group;
     const float *keys, *values;  // [length, n_kv_heads * head_dim]
-    size_t kv_bytes;             // of k, and of v
+    size_t kv_bytes;             // of the pages
     void *scratch;
 } heads;
 
@@ -523,8 +523,7 @@ static int64_t token_width(const heads *h) { return (int64_t)h->a.n_heads * h->a
 
 // Writes the keys and values of positions [0, n) onto pages full of `fill`.
 static void write_positions(const heads *h, int fill, int32_t n) {
-    memset(h->a.kv.k, fill, h->kv_bytes);
-    memset(h->a.kv.v, fill, h->kv_bytes);
+    memset(h->a.kv.pages, fill, h->kv_bytes);
     const int64_t width = (int64_t)h->a.kv.n_kv_heads * h->a.kv.head_dim;
     for (int32_t i = 0; i < n; i++) h->k->kv_write(&h->a.kv, i, h->keys + i * width, h->values + i * width);
 }
@@ -538,17 +537,20 @@ static void attend(const heads *h, int32_t t0, int32_t t1, int32_t step, float *
             h->k->attention(&a, head, t, t + step < t1 ? t + step : t1, h->scratch);
 }
 
-// Token t, its chunks made last first and one or two at a time.
-static void attend_in_chunks(const heads *h, int32_t t, pe_partial *partials, float *out) {
+// The same, the chunks of each call made last first and one or two at a time.
+static void attend_in_chunks(const heads *h, int32_t step, pe_partial *partials, float *out) {
     pe_attention a = h->a;
     a.out = out;
-    const int32_t n_chunks = (a.start + t) / PE_CHUNK + 1;
-    for (int32_t head = 0; head < a.kv.n_kv_heads; head++) {
-        for (int32_t end = n_chunks, n = 1; end > 0; end -= n, n = 3 - n) {
-            if (n > end) n = end;
-            h->k->attention_chunks(&a, head, t, end - n, end, partials, h->scratch);
+    for (int32_t t0 = 0; t0 < h->tokens; t0 += step) {
+        const int32_t t1 = t0 + step < h->tokens ? t0 + step : h->tokens;
+        const pe_span chunks = pe_attention_chunks_of(&a, t0, t1);
+        for (int32_t head = 0; head < a.kv.n_kv_heads; head++) {
+            for (int32_t end = chunks.end, n = 1; end > chunks.first; end -= n, n = 3 - n) {
+                if (n > end - chunks.first) n = end - chunks.first;
+                h->k->attention_chunks(&a, head, t0, t1, end - n, end, partials, h->scratch);
+            }
+            h->k->attention_merge(&a, head, t0, t1, partials);
         }
-        h->k->attention_merge(&a, head, t, partials);
     }
 }
 
@@ -556,7 +558,8 @@ static void check_heads(const heads *h, const vector_case *c) {
     const int64_t width = token_width(h), n = h->tokens * width;
     const int32_t most = pe_attention_rows(h->group) / h->group;
     float *alone = take_floats(n), *y = take_floats(n);
-    pe_partial *partials = take((size_t)(h->length / PE_CHUNK + 1) * (size_t)h->group * sizeof *partials);
+    const size_t n_partials = (size_t)(h->length / PE_CHUNK + 1) * (size_t)(most * h->group);
+    pe_partial *partials = take(n_partials * pe_partial_bytes(h->a.kv.head_dim));
     // Each token by itself, when nothing that it does not see is written yet.
     for (int32_t t = 0; t < h->tokens; t++) {
         write_positions(h, 0xff, pe_attention_sees(&h->a, t).end);
@@ -571,12 +574,11 @@ static void check_heads(const heads *h, const vector_case *c) {
         memset(y, 0xff, (size_t)n * sizeof *y);
         attend(h, 0, h->tokens, step, y);
         CHECK(same(y, alone, n), "%d tokens together have other bits than alone", step);
+        memset(y, 0xff, (size_t)n * sizeof *y);
+        attend_in_chunks(h, step, partials, y);
+        CHECK(same(y, alone, n), "%d tokens cut by chunks have other bits", step);
     }
     if (h->a.causal) {
-        memset(y, 0xff, (size_t)n * sizeof *y);
-        for (int32_t t = 0; t < h->tokens; t++) attend_in_chunks(h, t, partials, y);
-        CHECK(same(y, alone, n), "cut by chunks, other bits");
-
         // The same tokens as a piece that starts later.
         heads later = *h;
         later.a.start += h->tokens / 2;
@@ -641,8 +643,9 @@ static void check_attention(const pe_kernels *k, const vector_case *c) {
                 order[j] = swap;
             }
             memcpy(table, order, (size_t)used * sizeof *table);
-            h.kv_bytes = (size_t)pages * (size_t)n_kv * pe_kv_head_bytes(type, dim, page);
-            h.a.kv = (pe_kv_view){take(h.kv_bytes), take(h.kv_bytes), table, type, page, n_kv, dim};
+            const size_t page_bytes = (size_t)n_kv * 2 * pe_kv_head_bytes(type, dim, page) + 192;  // and other layers'
+            h.kv_bytes = (size_t)pages * page_bytes;
+            h.a.kv = (pe_kv_view){take(h.kv_bytes), (int64_t)page_bytes, table, type, page, n_kv, dim};
             check_heads(&h, c);
         }
 }

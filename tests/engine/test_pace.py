@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pyedge.engine.pace import CHUNK, SLOWDOWN, Budget, Pace, StepCost, Work
+from pyedge.engine.pace import CHUNK, MOST, SLOWDOWN, Budget, Pace, StepCost, Work
 from pyedge.engine.pages import PagePool
 from pyedge.engine.request import Request
 from pyedge.engine.sampling_params import SamplingParams
@@ -122,13 +122,41 @@ def test_prompts_share_a_step_and_only_the_first_gets_on_in_any_case() -> None:
     assert 0 < second < 400
     assert MACHINE.seconds(decode + Work.piece(0, 5, 1) + Work.piece(0, second)) <= SLOWDOWN * MACHINE.seconds(decode)
     slow = known(StepCost(step=0.01, token=1.0, row=0.0, key=0.0))
-    budget = Budget(512, 64, slow, Work.piece(9, 10, 1) + Work.piece(5, 6, 1))
+    budget = Budget(512, 64, slow, Work.piece(9, 10, 1))
     assert budget.take(0, 400, 399) == CHUNK
     assert budget.spent
     budget = Budget(512, 64, slow, decode)
     assert budget.take(0, 5, 4) == 5
     assert budget.take(0, 400, 399) == 0
     assert Budget(5, 64, slow, decode).take(0, 400, 399) == 5
+
+
+def test_a_noisy_machine_is_given_less_and_a_quiet_one_more() -> None:
+    """One step in a hundred, or fewer, takes more than 4 times a quiet one, however far steps vary."""
+    decode = Work.piece(100, 101, 1)
+    quiet = MACHINE.seconds(decode)
+    for noise, random in (0.0, Random(1)), (0.5, Random(2)), (1.5, Random(3)):
+        pace, over = Pace(lambda: MACHINE), 0
+        for _ in range(20):
+            pace.observe(decode, quiet)
+        for i in range(6000):
+            limit = pace.limit(decode)
+            seconds = limit * (1 + noise * random.random() ** 8)
+            over += i >= 1000 and seconds > MOST * quiet
+            pace.observe(decode + Work.piece(0, 9), seconds)
+        assert over <= 50
+        assert (pace.slowdown > SLOWDOWN) is (noise < 1)
+
+
+def test_what_streams_grew_by_meanwhile_is_not_the_prompts_to_add_to() -> None:
+    pace = Pace(lambda: MACHINE)
+    for i in range(20):
+        pace.observe(Work.piece(380 + i, 381 + i, 1), MACHINE.seconds(Work.piece(380 + i, 381 + i, 1)))
+    then = pace.limit(Work.piece(400, 401, 1))
+    for i in range(100):
+        pace.observe(Work.piece(400 + i, 401 + i, 1) + Work.piece(0, 9), 0.03)
+    assert pace.limit(Work.piece(500, 501, 1)) == pytest.approx(then * pace.slowdown / SLOWDOWN, rel=1e-3)
+    assert pace.limit(Work.piece(20, 21, 1)) > pace.slowdown * MACHINE.step
 
 
 def test_when_nobody_waits_the_tokens_are_all_of_the_budget() -> None:

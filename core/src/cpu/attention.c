@@ -4,7 +4,7 @@
 // Slots past a query's own position may hold anything, NaN included: their scores are replaced, never multiplied.
 //
 // What the cache holds is unpacked (kv.c) once for all the queries of a call, a chunk at a time, into floats that stay in
-// the nearest cache: the loops here know neither pages nor types.
+// the nearest cache; or read where it lies, by few. Meanwhile the next chunk is called for, line by line.
 #include <math.h>
 
 #include "cpu.h"
@@ -12,6 +12,7 @@
 enum {
     CHUNK_VECTORS = PE_CHUNK / VL,
     ROWS_PER_TILE = 4,
+    IN_PLACE_ROWS = 16,  // as many as unpacking is not worth while for
     // Sums of a tile: as many as the registers hold beside a vector for each column and one for a row.
     VECTORS_PER_TILE = V_REGISTERS >= 32 ? 4 : 2,
 };
@@ -23,19 +24,28 @@ typedef struct workspace {
 
 static int64_t value_stride(const pe_kv_view *kv) { return (kv->head_dim + VL - 1) / VL * VL; }
 
-// scores[r][64]: q_r . k_j for the vectors [v0, v0 + V), in order of d
-PE_INLINE void score_tile(const int R, const int V, const float *keys, int v0, const float *const *q, int head_dim,
-                          float (*scores)[PE_CHUNK]) {
+PE_INLINE vf load(const bool f16, const uint8_t *p) {
+    return f16 ? vf_load_f16((const uint16_t *)p) : vf_load((const float *)p);
+}
+
+// scores[r][64]: q_r . k_j for the vectors [v0, v0 + V), in order of d. Here and below, so many `lines` of the next chunk
+// are called for with every 8 dims, or keys.
+PE_INLINE void score_tile(const int R, const int V, const bool f16, const kv_chunk *chunk, int v0,
+                          const float *const *q, int head_dim, float (*scores)[PE_CHUNK], kv_ahead *ahead, int lines) {
+    const int64_t bytes = f16 ? 2 : 4, stride = chunk->key_stride;
+    const uint8_t *key[CHUNK_VECTORS];
     vf s[ROWS_PER_TILE][CHUNK_VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) key[v] = chunk->keys[(v0 + v) * VL / chunk->run] + (v0 + v) * VL % chunk->run * bytes;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) s[r][v] = vf_zero();
-    const float *key = keys + v0 * VL;
-    for (int d = 0; d < head_dim; d++, key += PE_CHUNK) {
+    for (int d = 0; d < head_dim; d++) {
+        if (d % 8 == 0) kv_fetch(ahead, lines);
         vf k[CHUNK_VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) k[v] = vf_load(key + v * VL);
+        for (int v = 0; v < V; v++) k[v] = load(f16, key[v] + d * stride);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             const vf x = vf_set1(q[r][d]);
@@ -50,32 +60,38 @@ PE_INLINE void score_tile(const int R, const int V, const float *keys, int v0, c
 }
 
 // n: keys that some row sees
-PE_INLINE void score_rows(const int R, const float *keys, int n, const float *const *q, int head_dim,
-                          float (*scores)[PE_CHUNK]) {
+PE_INLINE void score_rows(const int R, const bool f16, const kv_chunk *chunk, int n, const float *const *q,
+                          int head_dim, float (*scores)[PE_CHUNK], kv_ahead *ahead, int lines) {
     const int V = R == 1 ? 4 : VECTORS_PER_TILE, vectors = (n + VL - 1) / VL;
+    const int each = kv_share(lines, vectors / V * (head_dim / 8));
     int v = 0;
-    for (; v + V <= vectors; v += V) score_tile(R, V, keys, v, q, head_dim, scores);
-    for (; v < vectors; v++) score_tile(R, 1, keys, v, q, head_dim, scores);
+    for (; v + V <= vectors; v += V) score_tile(R, V, f16, chunk, v, q, head_dim, scores, ahead, each);
+    for (; v < vectors; v++) score_tile(R, 1, f16, chunk, v, q, head_dim, scores, ahead, 0);
 }
 
 // acc[r][dims of V vectors] += sum over keys [j0, j1) of p[r][j] * value[j], in order of j
-PE_INLINE void value_tile(const int R, const int V, const float *values, int64_t ld, int d0, int j0, int j1,
-                          float (*p)[PE_CHUNK], float *const *acc) {
+PE_INLINE void value_tile(const int R, const int V, const bool f16, const kv_chunk *chunk, int d0, int j0, int j1,
+                          float (*p)[PE_CHUNK], float *const *acc, kv_ahead *ahead, int lines) {
+    const int64_t bytes = f16 ? 2 : 4;
     vf s[ROWS_PER_TILE][8];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) s[r][v] = vf_load(acc[r] + d0 + v * VL);
-    const float *value = values + j0 * ld + d0;
-    for (int j = j0; j < j1; j++, value += ld) {
-        vf x[8];
+    for (int j = j0; j < j1;) {
+        const int run = j / chunk->run, end = (run + 1) * chunk->run < j1 ? (run + 1) * chunk->run : j1;
+        const uint8_t *value = chunk->values[run] + j % chunk->run * chunk->value_stride + d0 * bytes;
+        for (; j < end; j++, value += chunk->value_stride) {
+            if (j % 8 == 0) kv_fetch(ahead, lines);
+            vf x[8];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) x[v] = vf_load(value + v * VL);
+            for (int v = 0; v < V; v++) x[v] = load(f16, value + v * VL * bytes);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            const vf weight = vf_set1(p[r][j]);
+            for (int r = 0; r < R; r++) {
+                const vf weight = vf_set1(p[r][j]);
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) s[r][v] = vf_fma(weight, x[v], s[r][v]);
+                for (int v = 0; v < V; v++) s[r][v] = vf_fma(weight, x[v], s[r][v]);
+            }
         }
     }
 #pragma GCC unroll 4
@@ -84,12 +100,13 @@ PE_INLINE void value_tile(const int R, const int V, const float *values, int64_t
         for (int v = 0; v < V; v++) vf_store(acc[r] + d0 + v * VL, s[r][v]);
 }
 
-PE_INLINE void value_rows(const int R, const float *values, int64_t ld, int j0, int j1, float (*p)[PE_CHUNK],
-                          float *const *acc) {
+PE_INLINE void value_rows(const int R, const bool f16, const kv_chunk *chunk, int64_t ld, int j0, int j1,
+                          float (*p)[PE_CHUNK], float *const *acc, kv_ahead *ahead, int lines) {
     const int V = R <= 2 ? 4 : VECTORS_PER_TILE;
+    const int each = kv_share(lines, ld / (V * VL) * ((j1 - j0) / 8));
     int d = 0;
-    for (; d + V * VL <= ld; d += V * VL) value_tile(R, V, values, ld, d, j0, j1, p, acc);
-    for (; d < ld; d += VL) value_tile(R, 1, values, ld, d, j0, j1, p, acc);
+    for (; d + V * VL <= ld; d += V * VL) value_tile(R, V, f16, chunk, d, j0, j1, p, acc, ahead, each);
+    for (; d < ld; d += VL) value_tile(R, 1, f16, chunk, d, j0, j1, p, acc, ahead, 0);
 }
 
 // Scores become exp(score - max) for the keys that the row sees, and 0 for others.
@@ -121,9 +138,11 @@ PE_INLINE void soften(const bool whole, const pe_attention *a, pe_span sees, flo
     out->l = vf_sum(sum);
 }
 
-// The partials of R query rows over one chunk. sees[r]: keys of the chunk that row r sees, at least one.
-PE_INLINE void partial_rows(const int R, const workspace *w, const pe_attention *a, const float *const *q,
-                            const pe_span *sees, pe_partial *const *out) {
+// The partials of R query rows over one chunk, while so many lines of the next one are called for. sees[r]: keys of the
+// chunk that row r sees, at least one.
+PE_INLINE void partial_rows(const int R, const bool f16, const kv_chunk *chunk, const pe_attention *a,
+                            const float *const *q, const pe_span *sees, pe_partial *const *out, kv_ahead *ahead,
+                            int lines) {
     const int64_t ld = value_stride(&a->kv);
     float scores[ROWS_PER_TILE][PE_CHUNK], *acc[ROWS_PER_TILE];
     pe_span common = {0, PE_CHUNK};
@@ -135,10 +154,10 @@ PE_INLINE void partial_rows(const int R, const workspace *w, const pe_attention 
         acc[r] = out[r]->acc;
         memset(acc[r], 0, (size_t)ld * sizeof(float));
     }
-    score_rows(R, w->keys, n, q, a->kv.head_dim, scores);
+    score_rows(R, f16, chunk, n, q, a->kv.head_dim, scores, ahead, lines / 2);
     if (common.first == 0 && common.end == PE_CHUNK) {
         for (int r = 0; r < R; r++) soften(true, a, common, scores[r], out[r]);
-        value_rows(R, w->values, ld, 0, PE_CHUNK, scores, acc);
+        value_rows(R, f16, chunk, ld, 0, PE_CHUNK, scores, acc, ahead, lines / 2);
         return;
     }
     for (int r = 0; r < R; r++) soften(false, a, sees[r], scores[r], out[r]);
@@ -146,26 +165,33 @@ PE_INLINE void partial_rows(const int R, const workspace *w, const pe_attention 
     if (common.first >= common.end) common.first = common.end = PE_CHUNK;
     for (int r = 0; r < R; r++) {
         const int before = sees[r].end < common.first ? sees[r].end : common.first;
-        if (sees[r].first < before) value_rows(1, w->values, ld, sees[r].first, before, scores + r, acc + r);
+        if (sees[r].first < before) value_rows(1, f16, chunk, ld, sees[r].first, before, scores + r, acc + r, ahead, 0);
     }
-    if (common.first < common.end) value_rows(R, w->values, ld, common.first, common.end, scores, acc);
+    if (common.first < common.end)
+        value_rows(R, f16, chunk, ld, common.first, common.end, scores, acc, ahead, lines / 2);
     for (int r = 0; r < R; r++)
-        if (sees[r].end > common.end) value_rows(1, w->values, ld, common.end, sees[r].end, scores + r, acc + r);
+        if (sees[r].end > common.end)
+            value_rows(1, f16, chunk, ld, common.end, sees[r].end, scores + r, acc + r, ahead, 0);
 }
 
-#define PARTIAL_FN(R)                                                                                      \
-    __attribute__((flatten, noinline)) static void partial_##R(const workspace *w, const pe_attention *a,  \
-                                                               const float *const *q, const pe_span *sees, \
-                                                               pe_partial *const *out) {                   \
-        partial_rows(R, w, a, q, sees, out);                                                               \
+typedef void partial_fn(const kv_chunk *chunk, const pe_attention *a, const float *const *q, const pe_span *sees,
+                        pe_partial *const *out, kv_ahead *ahead, int lines);
+#define PARTIAL_FN(R, f16)                                                                        \
+    __attribute__((flatten, noinline)) static void partial_##R##_##f16(                           \
+        const kv_chunk *chunk, const pe_attention *a, const float *const *q, const pe_span *sees, \
+        pe_partial *const *out, kv_ahead *ahead, int lines) {                                     \
+        partial_rows(R, f16, chunk, a, q, sees, out, ahead, lines);                               \
     }
-PARTIAL_FN(1)
-PARTIAL_FN(2)
-PARTIAL_FN(3)
-PARTIAL_FN(4)
-static void (*const partials_of[ROWS_PER_TILE])(const workspace *w, const pe_attention *a, const float *const *q,
-                                                const pe_span *sees,
-                                                pe_partial *const *out) = {partial_1, partial_2, partial_3, partial_4};
+PARTIAL_FN(1, 0)
+PARTIAL_FN(2, 0)
+PARTIAL_FN(3, 0)
+PARTIAL_FN(4, 0)
+PARTIAL_FN(1, 1)
+PARTIAL_FN(2, 1)
+PARTIAL_FN(3, 1)
+PARTIAL_FN(4, 1)
+static partial_fn *const partials_of[2][ROWS_PER_TILE] = {{partial_1_0, partial_2_0, partial_3_0, partial_4_0},
+                                                          {partial_1_1, partial_2_1, partial_3_1, partial_4_1}};
 
 // into [R]: the states so far. All weights go through the same exp, lane by lane, so that a merge is one fixed function of
 // two partials.
@@ -199,13 +225,23 @@ static void finish(const pe_partial *p, const float *sink, int head_dim, float *
     if (d < head_dim) vf_store_n(out + d, vf_mul(vf_load(p->acc + d), factor), head_dim - d);
 }
 
-// Query rows of the call: token t0 + i / group, query head kv_head * group + i % group.
-PE_INLINE int64_t row_offset(const pe_attention *a, int32_t kv_head, int group, int32_t t0, int i, int64_t ld) {
-    return (t0 + i / group) * ld + (int64_t)(kv_head * group + i % group) * a->kv.head_dim;
+// Query rows of a call: token t0 + i / group, query head kv_head * group + i % group.
+typedef struct queries {
+    const pe_attention *a;
+    int32_t kv_head, group, t0, t1;
+} queries;
+
+static queries queries_of(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1) {
+    return (queries){a, kv_head, a->n_heads / a->kv.n_kv_heads, t0, t1};
 }
 
-PE_INLINE const float *sink_of(const pe_attention *a, int32_t kv_head, int group, int i) {
-    return a->sinks ? a->sinks + kv_head * group + i % group : NULL;
+static int64_t row_offset(const queries *y, int32_t i, int64_t ld) {
+    return (y->t0 + i / y->group) * ld + (int64_t)(y->kv_head * y->group + i % y->group) * y->a->kv.head_dim;
+}
+
+static void finish_row(const queries *y, int32_t i, const pe_partial *p) {
+    const float *sink = y->a->sinks ? y->a->sinks + y->kv_head * y->group + i % y->group : NULL;
+    finish(p, sink, y->a->kv.head_dim, y->a->out + row_offset(y, i, y->a->ldo));
 }
 
 // What a token sees of chunk c, from the chunk's first key on.
@@ -216,84 +252,105 @@ PE_INLINE pe_span sees_of_chunk(const pe_attention *a, int32_t t, int32_t c) {
     return (pe_span){s.first > 0 ? s.first : 0, s.end < PE_CHUNK ? s.end : PE_CHUNK};
 }
 
-void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch) {
-    const int group = a->n_heads / a->kv.n_kv_heads, rows = (t1 - t0) * group, head_dim = a->kv.head_dim;
+// Tokens that see some of chunk c. Both ends of what a token sees grow with its position: they lie side by side.
+static pe_span seers_of_chunk(const queries *y, int32_t c) {
+    pe_span s = {y->t0, y->t1};
+    while (s.first < s.end && sees_of_chunk(y->a, s.first, c).end <= 0) s.first++;
+    while (s.end > s.first && sees_of_chunk(y->a, s.end - 1, c).first >= PE_CHUNK) s.end--;
+    return s;
+}
+
+// Chunk c, of which the next is looked ahead to: into state [rows], or, where a row has a state already, through fresh
+// [ROWS_PER_TILE], if given.
+static void add_chunk(const queries *y, int32_t c, int32_t end, workspace *w, pe_partial *state, pe_partial *fresh) {
+    const pe_attention *a = y->a;
+    const int32_t head_dim = a->kv.head_dim, group = y->group;
     const int64_t ld = value_stride(&a->kv);
-    workspace *w = scratch;
-    pe_partial *state = (pe_partial *)(w + 1), *fresh = state + pe_attention_rows(group);  // [rows], [ROWS_PER_TILE]
-    // Both ends of what a token sees grow with its position: the rows that see some of a chunk lie side by side.
-    const int32_t end = pe_attention_sees(a, t1 - 1).end;
-    for (int32_t c = pe_attention_sees(a, t0).first / PE_CHUNK; c * PE_CHUNK < end; c++) {
-        PE_FN(kv_unpack)(&a->kv, kv_head, c, end, w->keys, w->values, ld);
-        int32_t from = t0, to = t1;
-        while (from < to && sees_of_chunk(a, from, c).end <= 0) from++;
-        while (to > from && sees_of_chunk(a, to - 1, c).first >= PE_CHUNK) to--;
-        int32_t t = from, of_group = 0;
-        pe_span seen = sees_of_chunk(a, t, c);
-        for (int i = (from - t0) * group; t < to;) {
-            const float *q[ROWS_PER_TILE];
-            pe_partial *out[ROWS_PER_TILE], *old[ROWS_PER_TILE];
-            const pe_partial *new[ROWS_PER_TILE];
-            pe_span sees[ROWS_PER_TILE];
-            int R = 0, merged = 0;
-            for (; R < ROWS_PER_TILE && t < to; R++, i++) {
-                sees[R] = seen;
-                q[R] = a->q + t * a->ldq + (int64_t)(kv_head * group + of_group) * head_dim;
-                const bool first = c == pe_attention_sees(a, t).first / PE_CHUNK;
-                out[R] = first ? &state[i] : &fresh[R];
-                if (!first) old[merged] = &state[i], new[merged++] = &fresh[R];
-                if (++of_group < group) continue;
-                of_group = 0;
-                if (++t < to) seen = sees_of_chunk(a, t, c);
-            }
-            partials_of[R - 1](w, a, q, sees, out);
-            merge(old, new, merged, ld);
-        }
+    const pe_span seers = seers_of_chunk(y, c);
+    const int32_t first = (seers.first - y->t0) * group, last = (seers.end - y->t0) * group;
+    const int32_t rows = last - first, tiles = (rows + ROWS_PER_TILE - 1) / ROWS_PER_TILE;
+    kv_ahead ahead;
+    kv_chunk chunk;
+    PE_FN(kv_look_ahead)(&a->kv, y->kv_head, c + 1, end, &ahead);
+    int lines = kv_lines(&ahead);
+    if (rows <= IN_PLACE_ROWS && PE_FN(kv_in_place)(&a->kv, y->kv_head, c, end, VL, &chunk)) {
+        lines = kv_share(lines, tiles);
+    } else {
+        lines = kv_share(lines, tiles + 1);  // unpacking takes about as long as four rows
+        PE_FN(kv_unpack)(&a->kv, y->kv_head, c, end, w->keys, w->values, ld, &ahead, lines);
+        chunk = (kv_chunk){{(uint8_t *)w->keys},
+                           {(uint8_t *)w->values},
+                           PE_CHUNK * sizeof(float),
+                           ld * (int64_t)sizeof(float),
+                           PE_CHUNK,
+                           false};
     }
-    for (int i = 0; i < rows; i++)
-        finish(&state[i], sink_of(a, kv_head, group, i), head_dim,
-               a->out + row_offset(a, kv_head, group, t0, i, a->ldo));
+
+    int32_t t = seers.first, of_group = 0;
+    pe_span seen = sees_of_chunk(a, t, c);
+    for (int32_t i = first; i < last;) {
+        const float *q[ROWS_PER_TILE];
+        pe_partial *out[ROWS_PER_TILE], *old[ROWS_PER_TILE];
+        const pe_partial *new[ROWS_PER_TILE];
+        pe_span sees[ROWS_PER_TILE];
+        int R = 0, merged = 0;
+        for (; R < ROWS_PER_TILE && i < last; R++, i++) {
+            sees[R] = seen;
+            q[R] = a->q + t * a->ldq + (int64_t)(y->kv_head * group + of_group) * head_dim;
+            out[R] = pe_partial_at(state, i, head_dim);
+            if (fresh && c != pe_attention_sees(a, t).first / PE_CHUNK) {
+                old[merged] = out[R];
+                new[merged++] = out[R] = pe_partial_at(fresh, R, head_dim);
+            }
+            if (++of_group < group) continue;
+            of_group = 0;
+            if (++t < seers.end) seen = sees_of_chunk(a, t, c);
+        }
+        partials_of[chunk.f16][R - 1](&chunk, a, q, sees, out, &ahead, lines);
+        merge(old, new, merged, ld);
+    }
 }
 
-void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
+void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch) {
+    const queries y = queries_of(a, kv_head, t0, t1);
+    const int32_t rows = (t1 - t0) * y.group, end = pe_attention_sees(a, t1 - 1).end;
+    const pe_span chunks = pe_attention_chunks_of(a, t0, t1);
+    workspace *w = scratch;
+    pe_partial *state = (pe_partial *)(w + 1), *fresh = pe_partial_at(state, rows, a->kv.head_dim);
+    for (int32_t c = chunks.first; c < chunks.end; c++) add_chunk(&y, c, end, w, state, fresh);
+    for (int32_t i = 0; i < rows; i++) finish_row(&y, i, pe_partial_at(state, i, a->kv.head_dim));
+}
+
+void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch) {
-    const int group = a->n_heads / a->kv.n_kv_heads;
-    const pe_span span = pe_attention_sees(a, t);
-    const int32_t first = span.first / PE_CHUNK, end = c1 * PE_CHUNK < span.end ? c1 * PE_CHUNK : span.end;
-    workspace *w = scratch;
-    for (int32_t c = c0 > first ? c0 : first; c < c1; c++) {
-        const pe_span seen = sees_of_chunk(a, t, c);
-        PE_FN(kv_unpack)(&a->kv, kv_head, c, end, w->keys, w->values, value_stride(&a->kv));
-        for (int i = 0; i < group; i += ROWS_PER_TILE) {
-            const float *q[ROWS_PER_TILE];
-            pe_partial *out[ROWS_PER_TILE];
-            pe_span sees[ROWS_PER_TILE];
-            int R = 0;
-            for (; R < ROWS_PER_TILE && i + R < group; R++) {
-                sees[R] = seen;
-                q[R] = a->q + row_offset(a, kv_head, group, t, i + R, a->ldq);
-                out[R] = &partials[(int64_t)c * group + i + R];
-            }
-            partials_of[R - 1](w, a, q, sees, out);
-        }
-    }
+    const queries y = queries_of(a, kv_head, t0, t1);
+    const int32_t rows = (t1 - t0) * y.group, seen = pe_attention_sees(a, t1 - 1).end;
+    const int32_t end = c1 * PE_CHUNK < seen ? c1 * PE_CHUNK : seen;
+    const pe_span chunks = pe_attention_chunks_of(a, t0, t1);
+    for (int32_t c = c0; c < c1; c++)
+        add_chunk(&y, c, end, scratch, pe_partial_at(partials, (c - chunks.first) * rows, a->kv.head_dim), NULL);
 }
 
-void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials) {
-    const int group = a->n_heads / a->kv.n_kv_heads;
-    const pe_span sees = pe_attention_sees(a, t);
-    const int32_t first = sees.first / PE_CHUNK, end = (sees.end + PE_CHUNK - 1) / PE_CHUNK;
-    for (int i = 0; i < group; i += ROWS_PER_TILE) {
-        const int R = group - i < ROWS_PER_TILE ? group - i : ROWS_PER_TILE;
+void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *partials) {
+    const queries y = queries_of(a, kv_head, t0, t1);
+    const int32_t rows = (t1 - t0) * y.group, head_dim = a->kv.head_dim;
+    const pe_span chunks = pe_attention_chunks_of(a, t0, t1);
+    for (int32_t i0 = 0; i0 < rows; i0 += ROWS_PER_TILE) {
+        const int32_t i1 = i0 + ROWS_PER_TILE < rows ? i0 + ROWS_PER_TILE : rows;
         pe_partial *into[ROWS_PER_TILE];
-        for (int r = 0; r < R; r++) into[r] = &partials[(int64_t)first * group + i + r];
-        for (int32_t c = first + 1; c < end; c++) {
-            const pe_partial *from[ROWS_PER_TILE];
-            for (int r = 0; r < R; r++) from[r] = &partials[(int64_t)c * group + i + r];
-            merge(into, from, R, value_stride(&a->kv));
+        for (int32_t c = chunks.first; c < chunks.end; c++) {
+            pe_partial *old[ROWS_PER_TILE];
+            const pe_partial *new[ROWS_PER_TILE];
+            int merged = 0;
+            for (int32_t i = i0; i < i1; i++) {
+                const pe_span own = pe_attention_chunks_of(a, t0 + i / y.group, t0 + i / y.group + 1);
+                if (c < own.first || c >= own.end) continue;
+                pe_partial *here = pe_partial_at(partials, (int64_t)(c - chunks.first) * rows + i, head_dim);
+                if (c == own.first) into[i - i0] = here;
+                else old[merged] = into[i - i0], new[merged++] = here;
+            }
+            merge(old, new, merged, value_stride(&a->kv));
         }
-        for (int r = 0; r < R; r++)
-            finish(into[r], sink_of(a, kv_head, group, i + r), a->kv.head_dim,
-                   a->out + row_offset(a, kv_head, group, t, i + r, a->ldo));
+        for (int32_t i = i0; i < i1; i++) finish_row(&y, i, into[i - i0]);
     }
 }

@@ -32,12 +32,10 @@ void PE_FN(add)(const float *a, const float *b, float factor, int64_t n, float *
 void PE_FN(scale)(const float *x, float factor, int64_t n, float *y);
 void PE_FN(softcap)(const float *x, float cap, int64_t n, float *y);
 void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v);
-void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
-                      int64_t ld);
 void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch);
-void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t, int32_t c0, int32_t c1,
+void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch);
-void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t, pe_partial *partials);
+void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *partials);
 bool PE_FN(row_max)(const float *const *blocks, int32_t n_blocks, float *block_max, float *max);
 void PE_FN(row_weigh)(const float *x, int32_t n, pe_row_scale scale, pe_row_bins bins, float *weights, int32_t *in_bin);
 double PE_FN(row_sums)(const float *const *blocks, int32_t n_blocks, const float *block_max, pe_row_scale scale,
@@ -47,6 +45,53 @@ double PE_FN(row_split)(const float *const *blocks, int32_t n_blocks, pe_row_sca
 int32_t PE_FN(probe_read)(const uint8_t *p, size_t n, int32_t streams);
 int32_t PE_FN(probe_int8)(int64_t rounds);
 float PE_FN(probe_f32)(int64_t rounds);
+
+// What of the cache is read next: to be called for a line or a few at a time between the work at hand, so that a chunk's
+// memory arrives while the one before is computed. Called for at once, most of it would wait for the rest.
+typedef struct kv_ahead {
+    const uint8_t *blocks[PE_CHUNK / 8];  // a head's keys and values, by page
+    int32_t n_blocks, block;              // and the one whose turn it is
+    int64_t block_bytes;
+    const uint8_t *at, *end;  // in that one; both NULL when there is no more
+} kv_ahead;
+
+// How many lines a call is to fetch so that all calls together fetch so many, or a few more.
+PE_INLINE int kv_share(int lines, int64_t calls) { return calls ? (int)((lines + calls - 1) / calls) : 0; }
+
+PE_INLINE int kv_lines(const kv_ahead *ahead) { return (int)(ahead->n_blocks * ahead->block_bytes / 64); }
+
+PE_INLINE void kv_next_block(kv_ahead *ahead) {
+    const bool more = ahead->block < ahead->n_blocks;
+    ahead->at = more ? ahead->blocks[ahead->block++] : NULL;
+    ahead->end = more ? ahead->at + ahead->block_bytes : NULL;
+}
+
+PE_INLINE void kv_fetch(kv_ahead *ahead, int lines) {
+    if (ahead->at == NULL) return;
+    for (int i = 0; i < lines; i++) v_prefetch_l2(ahead->at + 64 * i);  // the nearest holds the chunk at hand
+    ahead->at += 64 * lines;
+    if (ahead->at >= ahead->end) kv_next_block(ahead);
+}
+
+// Looks ahead to chunk c of one head, as far as key `end`.
+void PE_FN(kv_look_ahead)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, kv_ahead *ahead);
+
+// A chunk of one head's keys and values, as the loops of attention read them: in runs of keys that lie together.
+typedef struct kv_chunk {
+    const uint8_t *keys[PE_CHUNK / 8];    // [head_dim, keys of a run]
+    const uint8_t *values[PE_CHUNK / 8];  // [keys of a run, head_dim]
+    int64_t key_stride, value_stride;     // bytes to the next dim of the keys, the next key of the values
+    int32_t run;                          // keys
+    bool f16;                             // or floats
+} kv_chunk;
+
+// Chunk c of one head, as far as key `end`, where it lies in the cache; false if it cannot be read there by vectors of so
+// many lanes: it is quantized, or a head or a page is narrower.
+bool PE_FN(kv_in_place)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, int32_t lanes, kv_chunk *out);
+// The same into keys [head_dim, 64] and values [64, ld], as floats, while so many lines are called for. Exact, whatever
+// the type: an integer of 8 bits times a scale of 11 fits a float.
+void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
+                      int64_t ld, kv_ahead *ahead, int lines);
 
 // The layout of one panel block: d, then m, then the parts' scales and minimums, where the scales have them, then the
 // lanes' integers in units of 32 k. Floats have one block per k, [lanes], and none of this.

@@ -1,5 +1,5 @@
-// The cache's pages: writes keys and values, a token at a time, and reads them back as floats, a chunk at a time. How they
-// lie in a page, one head after the other, is known here alone:
+// The cache's pages: writes keys and values, a token at a time, and reads them back as floats, a chunk at a time. How a
+// head's keys and, right behind them, its values lie in a page is known here alone:
 //
 //   keys    numbers [head_dim, page_size], so that one lane is one key; then, quantized, scales f16 [blocks, page_size]
 //   values  numbers [page_size, head_dim]; scales likewise
@@ -9,6 +9,8 @@
 #include <math.h>
 
 #include "cpu.h"
+
+enum { CHUNK_VECTORS = PE_CHUNK / VL };
 
 PE_INLINE bool kv_has_scales(int32_t type) { return type == PE_KV_Q8_0 || type == PE_KV_Q4_0; }
 
@@ -136,12 +138,19 @@ static void write_f32(const pe_kv_view *kv, float *to_k, float *to_v, int64_t sl
     memcpy(to_v + slot * kv->head_dim, v, (size_t)kv->head_dim * sizeof *v);
 }
 
+// The keys of a head on a page of the sequence; its values lie `half` behind them.
+PE_INLINE uint8_t *kv_block(const pe_kv_view *kv, int64_t page, int32_t head, int64_t half) {
+    return kv->pages + kv->table[page] * kv->page_bytes + 2 * half * head;
+}
+
+PE_INLINE int64_t kv_half(const pe_kv_view *kv) {
+    return (int64_t)pe_kv_head_bytes(kv->type, kv->head_dim, kv->page_size);
+}
+
 void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, const float *v) {
-    const int64_t page = kv->table[position / kv->page_size], slot = position % kv->page_size;
-    const int64_t bytes = (int64_t)pe_kv_head_bytes(kv->type, kv->head_dim, kv->page_size);
+    const int64_t slot = position % kv->page_size, half = kv_half(kv);
     for (int32_t h = 0; h < kv->n_kv_heads; h++, k += kv->head_dim, v += kv->head_dim) {
-        uint8_t *to_k = (uint8_t *)kv->k + (page * kv->n_kv_heads + h) * bytes;
-        uint8_t *to_v = (uint8_t *)kv->v + (page * kv->n_kv_heads + h) * bytes;
+        uint8_t *to_k = kv_block(kv, position / kv->page_size, h, half), *to_v = to_k + half;
         switch (kv->type) {
         case PE_KV_F32: write_f32(kv, (float *)to_k, (float *)to_v, slot, k, v); break;
         case PE_KV_F16: write_f16(kv, (uint16_t *)to_k, (uint16_t *)to_v, slot, k, v); break;
@@ -153,36 +162,36 @@ void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, con
 
 // ---- reading ---------------------------------------------------------------------------------------------------------
 
-// Keys of VL slots, all dims, into to [head_dim, 64]. lane: their numbers at d = 0. fetch: what lies `ahead` of them too.
-PE_INLINE void unpack_lanes(const int32_t type, const bool fetch, const uint8_t *lane, int64_t stride, int64_t ahead,
-                            const uint16_t *scales, int32_t page_size, int head_dim, float *to) {
+// Keys of VL slots, all dims, into to [head_dim, 64]. lane: their numbers at d = 0.
+PE_INLINE void unpack_lanes(const int32_t type, const uint8_t *lane, int64_t stride, const uint16_t *scales,
+                            int32_t page_size, int head_dim, float *to, kv_ahead *ahead, int lines) {
     for (int d0 = 0; d0 < head_dim; d0 += PE_KV_BLOCK) {
         const int end = d0 + PE_KV_BLOCK < head_dim ? d0 + PE_KV_BLOCK : head_dim;
         const vf scale = kv_has_scales(type) ? vf_load_f16(scales + d0 / PE_KV_BLOCK * page_size) : vf_zero();
-        for (int d = d0; d < end; d += 8)  // as head_dim is
+        for (int d = d0; d < end; d += 8) {  // as head_dim is
+            kv_fetch(ahead, lines);
 #pragma GCC unroll 8
             for (int i = d; i < d + 8; i++) {
-                if (fetch) v_prefetch(lane + i * stride + ahead);
                 const vf k = kv_load_keys(type, lane, stride, i);
                 vf_store(to + i * PE_CHUNK, kv_has_scales(type) ? vf_mul(k, scale) : k);
             }
+        }
     }
 }
 
-// A page's keys of one head, slots [0, n), into to [head_dim, 64]. ahead: bytes from there to what will be read next.
-PE_INLINE void unpack_keys(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int64_t ahead, int n,
-                           float *to) {
+// A page's keys of one head, slots [0, n), into to [head_dim, 64].
+PE_INLINE void unpack_keys(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int n, float *to,
+                           kv_ahead *ahead, int lines) {
     const int32_t page_size = kv->page_size, head_dim = kv->head_dim;
     const int64_t stride = kv_key_stride(type, page_size), lane = stride / page_size * VL;
     const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, head_dim, page_size));
-    unpack_lanes(type, true, from, stride, ahead, scales, page_size, head_dim, to);
-    for (int i = 1; i * VL < n; i++)
-        unpack_lanes(type, false, from + i * lane, stride, 0, scales + i * VL, page_size, head_dim, to + i * VL);
+    for (int i = 0; i * VL < n; i++)
+        unpack_lanes(type, from + i * lane, stride, scales + i * VL, page_size, head_dim, to + i * VL, ahead, lines);
 }
 
 // A page's values of one head, slots [0, n), into to [n, ld].
-PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int64_t ahead, int n,
-                             float *to, int64_t ld) {
+PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int n, float *to,
+                             int64_t ld, kv_ahead *ahead, int lines) {
     const int32_t page_size = kv->page_size, head_dim = kv->head_dim;
     const int64_t stride = kv_value_stride(type, head_dim);
     const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, head_dim, page_size));
@@ -190,7 +199,7 @@ PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uin
     for (int i = 0; kv_has_scales(type) && i < (head_dim + PE_KV_BLOCK - 1) / PE_KV_BLOCK * page_size; i += VL)
         vf_store(scale_of + i, vf_load_f16(scales + i));
     for (int j = 0; j < n; j++, from += stride, to += ld) {
-        for (int64_t i = 0; i < stride; i += 64) v_prefetch(from + ahead + i);
+        kv_fetch(ahead, lines);
         for (int d0 = 0; d0 < head_dim; d0 += PE_KV_BLOCK) {
             const int end = d0 + PE_KV_BLOCK < head_dim ? d0 + PE_KV_BLOCK : head_dim;
             vf scale = vf_zero();
@@ -204,29 +213,56 @@ PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uin
     }
 }
 
+// Pages of chunk c as far as key `end`.
+PE_INLINE int32_t pages_of_chunk(const pe_kv_view *kv, int32_t c, int32_t end) {
+    const int32_t n = end - c * PE_CHUNK;
+    return ((n < PE_CHUNK ? n : PE_CHUNK) + kv->page_size - 1) / kv->page_size;
+}
+
 PE_INLINE void unpack(const int32_t type, const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys,
-                      float *values, int64_t ld) {
-    const int64_t bytes = (int64_t)pe_kv_head_bytes(type, kv->head_dim, kv->page_size);
+                      float *values, int64_t ld, kv_ahead *ahead, int lines) {
+    const int64_t half = kv_half(kv);
     const int32_t per_chunk = PE_CHUNK / kv->page_size, n = end - c * PE_CHUNK;
-    for (int32_t i = 0; i < per_chunk && i * kv->page_size < n; i++) {
-        const int32_t *page = kv->table + c * per_chunk + i;
-        const int64_t at = ((int64_t)*page * kv->n_kv_heads + head) * bytes;
-        const bool more = (i + per_chunk) * kv->page_size < n;
-        const int64_t ahead = more ? ((int64_t)page[per_chunk] - *page) * kv->n_kv_heads * bytes : 0;
+    // Half of the lines with the keys, by 8 vectors, and half with the values, by rows.
+    const int key_lines = lines / 2 / (CHUNK_VECTORS * kv->head_dim / 8), value_lines = lines / 2 / PE_CHUNK;
+    for (int32_t i = 0; i < pages_of_chunk(kv, c, end); i++) {
+        const uint8_t *from = kv_block(kv, c * per_chunk + i, head, half);
         const int first = i * kv->page_size, here = n - first < kv->page_size ? n - first : kv->page_size;
-        unpack_keys(type, kv, (const uint8_t *)kv->k + at, ahead, here, keys + first);
-        unpack_values(type, kv, (const uint8_t *)kv->v + at, ahead, here, values + first * ld, ld);
+        unpack_keys(type, kv, from, here, keys + first, ahead, key_lines);
+        unpack_values(type, kv, from + half, here, values + first * ld, ld, ahead, value_lines);
     }
 }
 
-// Chunk c of the keys and values of one head, as far as key `end`, into keys [head_dim, 64] and values [64, ld]; the next
-// chunk is called for. Exact, whatever the type: an integer of 8 bits times a scale of 11 fits a float.
 void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
-                      int64_t ld) {
+                      int64_t ld, kv_ahead *ahead, int lines) {
     switch (kv->type) {
-    case PE_KV_F32: unpack(PE_KV_F32, kv, head, c, end, keys, values, ld); break;
-    case PE_KV_F16: unpack(PE_KV_F16, kv, head, c, end, keys, values, ld); break;
-    case PE_KV_Q8_0: unpack(PE_KV_Q8_0, kv, head, c, end, keys, values, ld); break;
-    default: unpack(PE_KV_Q4_0, kv, head, c, end, keys, values, ld); break;
+    case PE_KV_F32: unpack(PE_KV_F32, kv, head, c, end, keys, values, ld, ahead, lines); break;
+    case PE_KV_F16: unpack(PE_KV_F16, kv, head, c, end, keys, values, ld, ahead, lines); break;
+    case PE_KV_Q8_0: unpack(PE_KV_Q8_0, kv, head, c, end, keys, values, ld, ahead, lines); break;
+    default: unpack(PE_KV_Q4_0, kv, head, c, end, keys, values, ld, ahead, lines); break;
     }
+}
+
+void PE_FN(kv_look_ahead)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, kv_ahead *ahead) {
+    const int64_t half = kv_half(kv);
+    ahead->block = 0;
+    ahead->n_blocks = c * PE_CHUNK < end ? pages_of_chunk(kv, c, end) : 0;
+    ahead->block_bytes = 2 * half;
+    for (int32_t i = 0; i < ahead->n_blocks; i++)
+        ahead->blocks[i] = kv_block(kv, c * (PE_CHUNK / kv->page_size) + i, head, half);
+    kv_next_block(ahead);
+}
+
+bool PE_FN(kv_in_place)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, int32_t lanes, kv_chunk *out) {
+    if (kv_has_scales(kv->type) || kv->head_dim % lanes || kv->page_size % lanes) return false;
+    const int64_t half = kv_half(kv);
+    out->key_stride = kv_key_stride(kv->type, kv->page_size);
+    out->value_stride = kv_value_stride(kv->type, kv->head_dim);
+    out->run = kv->page_size;
+    out->f16 = kv->type == PE_KV_F16;
+    for (int32_t i = 0; i < pages_of_chunk(kv, c, end); i++) {
+        out->keys[i] = kv_block(kv, c * (PE_CHUNK / kv->page_size) + i, head, half);
+        out->values[i] = out->keys[i] + half;
+    }
+    return true;
 }

@@ -98,5 +98,6 @@ PE_INLINE void vi_store_i8(int8_t *p, vi x) {  // lanes already within int8
 PE_INLINE void v_touch(vi *x) { __asm__ volatile("" : V_REGISTER(*x)); }  // the compiler takes *x for changed
 
 PE_INLINE void v_prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+PE_INLINE void v_prefetch_l2(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 #endif

@@ -140,5 +140,6 @@ PE_INLINE void vi_store_i8(int8_t *p, vi x) {  // lanes already within int8
 PE_INLINE void v_touch(vi *x) { __asm__ volatile("" : "+w"(x->lo), "+w"(x->hi)); }  // the compiler takes *x for changed
 
 PE_INLINE void v_prefetch(const void *p) { __builtin_prefetch(p); }
+PE_INLINE void v_prefetch_l2(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 #endif

@@ -105,5 +105,6 @@ PE_INLINE void vi_store_i8(int8_t *p, vi x) { PE_EACH p[i_] = (int8_t)x.x[i_]; }
 PE_INLINE void v_touch(vi *x) { __asm__ volatile("" : "+m"(*x)); }  // the compiler takes *x for changed
 
 PE_INLINE void v_prefetch(const void *p) { (void)p; }
+PE_INLINE void v_prefetch_l2(const void *p) { (void)p; }
 
 #endif
