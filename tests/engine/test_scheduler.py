@@ -69,13 +69,13 @@ def test_a_long_prompt_takes_its_part_of_a_step_while_others_write() -> None:
     run(s, s.schedule())
     add(s, request(1, 120, first=2), request(2, 4, first=3))
     work = s.schedule()
-    assert pieces(work) == [(0, 3, 4), (1, 0, 19)]  # 11 for the writer alone, so 19 more
+    assert pieces(work) == [(0, 3, 4), (1, 0, 16)]  # 11 for the writer alone, so 16 more
     run(s, work)
-    assert pieces(s.schedule()) == [(0, 4, 5), (1, 19, 38)]
+    assert pieces(s.schedule()) == [(0, 4, 5), (1, 16, 32)]
     writer.watched = False
-    assert pieces(s.schedule()) == [(0, 4, 5), (1, 19, 58)]  # nobody looks
+    assert pieces(s.schedule()) == [(0, 4, 5), (1, 16, 55)]  # nobody looks
     s.finish(writer, "stop")
-    assert pieces(s.schedule()) == [(1, 19, 59)]
+    assert pieces(s.schedule()) == [(1, 16, 56)]
 
 
 def test_a_step_takes_no_more_than_its_tokens_or_slots() -> None:
