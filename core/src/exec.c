@@ -351,9 +351,10 @@ static void attend_item(void *ctx, int64_t item, int worker) {
         return;
     }
     const pe_span chunks = pe_attention_chunks_of(&a, tile->t0, tile->t1);
-    const int32_t n = chunks.end - chunks.first;
-    j->r->k->attention_chunks(&a, head, tile->t0, tile->t1, chunks.first + n * part / tile->parts,
-                              chunks.first + n * (part + 1) / tile->parts, partials_at(j, tile, head), scratch);
+    const int64_t n = chunks.end - chunks.first;
+    const int32_t c0 = chunks.first + (int32_t)(n * part / tile->parts);
+    const int32_t c1 = chunks.first + (int32_t)(n * (part + 1) / tile->parts);
+    j->r->k->attention_chunks(&a, head, tile->t0, tile->t1, c0, c1, partials_at(j, tile, head), scratch);
 }
 
 static void merge_item(void *ctx, int64_t item, int worker) {

@@ -11,11 +11,14 @@
 
 enum {
     CHUNK_VECTORS = PE_CHUNK / VL,
+    CHUNK_BITS = 6,
     ROWS_PER_TILE = 4,
     IN_PLACE_ROWS = 16,  // as many as unpacking is not worth while for
     // Sums of a tile: as many as the registers hold beside a vector for each column and one for a row.
     VECTORS_PER_TILE = V_REGISTERS >= 32 ? 4 : 2,
 };
+
+_Static_assert(1 << CHUNK_BITS == PE_CHUNK, "a chunk is one run");
 
 typedef struct workspace {
     float keys[PE_MAX_HEAD_DIM * PE_CHUNK];    // [head_dim, 64]
@@ -36,7 +39,8 @@ PE_INLINE void score_tile(const int R, const int V, const bool f16, const kv_chu
     const uint8_t *key[CHUNK_VECTORS];
     vf s[ROWS_PER_TILE][CHUNK_VECTORS];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) key[v] = chunk->keys[(v0 + v) * VL / chunk->run] + (v0 + v) * VL % chunk->run * bytes;
+    for (int v = 0; v < V; v++)
+        key[v] = chunk->keys[(v0 + v) * VL >> chunk->run_bits] + ((v0 + v) * VL & (chunk->run - 1)) * bytes;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -79,8 +83,8 @@ PE_INLINE void value_tile(const int R, const int V, const bool f16, const kv_chu
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) s[r][v] = vf_load(acc[r] + d0 + v * VL);
     for (int j = j0; j < j1;) {
-        const int run = j / chunk->run, end = (run + 1) * chunk->run < j1 ? (run + 1) * chunk->run : j1;
-        const uint8_t *value = chunk->values[run] + j % chunk->run * chunk->value_stride + d0 * bytes;
+        const int run = j >> chunk->run_bits, end = (run + 1) * chunk->run < j1 ? (run + 1) * chunk->run : j1;
+        const uint8_t *value = chunk->values[run] + (j & (chunk->run - 1)) * chunk->value_stride + d0 * bytes;
         for (; j < end; j++, value += chunk->value_stride) {
             if (j % 8 == 0) kv_fetch(ahead, lines);
             vf x[8];
@@ -278,12 +282,12 @@ static void add_chunk(const queries *y, int32_t c, int32_t end, workspace *w, pe
     } else {
         lines = kv_share(lines, tiles + 1);  // unpacking takes about as long as four rows
         PE_FN(kv_unpack)(&a->kv, y->kv_head, c, end, w->keys, w->values, ld, &ahead, lines);
-        chunk = (kv_chunk){{(uint8_t *)w->keys},
-                           {(uint8_t *)w->values},
-                           PE_CHUNK * sizeof(float),
-                           ld * (int64_t)sizeof(float),
-                           PE_CHUNK,
-                           false};
+        chunk = (kv_chunk){.keys = {(const uint8_t *)w->keys},
+                           .values = {(const uint8_t *)w->values},
+                           .key_stride = PE_CHUNK * sizeof(float),
+                           .value_stride = ld * (int64_t)sizeof(float),
+                           .run = PE_CHUNK,
+                           .run_bits = CHUNK_BITS};
     }
 
     int32_t t = seers.first, of_group = 0;

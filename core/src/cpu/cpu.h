@@ -52,7 +52,7 @@ typedef struct kv_ahead {
     const uint8_t *blocks[PE_CHUNK / 8];  // a head's keys and values, by page
     int32_t n_blocks, block;              // and the one whose turn it is
     int64_t block_bytes;
-    const uint8_t *at, *end;  // in that one; both NULL when there is no more
+    uintptr_t at, end;  // in that one, and a few lines over; both 0 when there is no more
 } kv_ahead;
 
 // How many lines a call is to fetch so that all calls together fetch so many, or a few more.
@@ -62,14 +62,14 @@ PE_INLINE int kv_lines(const kv_ahead *ahead) { return (int)(ahead->n_blocks * a
 
 PE_INLINE void kv_next_block(kv_ahead *ahead) {
     const bool more = ahead->block < ahead->n_blocks;
-    ahead->at = more ? ahead->blocks[ahead->block++] : NULL;
-    ahead->end = more ? ahead->at + ahead->block_bytes : NULL;
+    ahead->at = more ? (uintptr_t)ahead->blocks[ahead->block++] : 0;
+    ahead->end = more ? ahead->at + (uintptr_t)ahead->block_bytes : 0;
 }
 
 PE_INLINE void kv_fetch(kv_ahead *ahead, int lines) {
-    if (ahead->at == NULL) return;
-    for (int i = 0; i < lines; i++) v_prefetch_l2(ahead->at + 64 * i);  // the nearest holds the chunk at hand
-    ahead->at += 64 * lines;
+    if (ahead->at == 0) return;
+    for (int i = 0; i < lines; i++, ahead->at += 64)
+        v_prefetch_l2((const void *)ahead->at);  // the nearest holds the chunk at hand
     if (ahead->at >= ahead->end) kv_next_block(ahead);
 }
 
@@ -81,7 +81,7 @@ typedef struct kv_chunk {
     const uint8_t *keys[PE_CHUNK / 8];    // [head_dim, keys of a run]
     const uint8_t *values[PE_CHUNK / 8];  // [keys of a run, head_dim]
     int64_t key_stride, value_stride;     // bytes to the next dim of the keys, the next key of the values
-    int32_t run;                          // keys
+    int32_t run, run_bits;                // keys, a power of two
     bool f16;                             // or floats
 } kv_chunk;
 

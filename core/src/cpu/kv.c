@@ -259,6 +259,7 @@ bool PE_FN(kv_in_place)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t e
     out->key_stride = kv_key_stride(kv->type, kv->page_size);
     out->value_stride = kv_value_stride(kv->type, kv->head_dim);
     out->run = kv->page_size;
+    out->run_bits = __builtin_ctz((unsigned)kv->page_size);
     out->f16 = kv->type == PE_KV_F16;
     for (int32_t i = 0; i < pages_of_chunk(kv, c, end); i++) {
         out->keys[i] = kv_block(kv, c * (PE_CHUNK / kv->page_size) + i, head, half);
