@@ -196,8 +196,9 @@ static size_t place_scratch(pe_engine *e, uint8_t *base) {
     e->logits = part(base, &at, rows * (size_t)m->n_outputs * sizeof(float));
     e->worker_bytes = align64(most(most(unpack, (int64_t)attend), (int64_t)m->kernels->linear_scratch()));
     e->worker_scratch = part(base, &at, e->worker_bytes * (size_t)o->threads);
-    e->max_partials = (int64_t)times(8 * (size_t)o->threads * w.group, chunks);
-    e->partials = part(base, &at, times((size_t)e->max_partials, pe_partial_bytes((int32_t)w.head_dim)));
+    const size_t partials = times(times(4 * (size_t)o->threads * w.group, chunks), pe_partial_bytes(PE_MAX_HEAD_DIM));
+    e->max_partials = (int64_t)(partials / pe_partial_bytes((int32_t)w.head_dim));
+    e->partials = part(base, &at, partials);
     return at;
 }
 

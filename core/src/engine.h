@@ -41,7 +41,8 @@ typedef struct pe_moe {
 // Tokens [t0, t1) of a piece, whose queries attend together. Items: one for each KV head and part of the chunks.
 typedef struct pe_attention_tile {
     int32_t piece, t0, t1;
-    int32_t parts;  // 1: the chunks are not cut
+    pe_span chunks;  // that some of its tokens see some of
+    int32_t parts;   // 1: the chunks are not cut
     int64_t first_item;
     int64_t partials;  // of a tile that is cut: where its [n_kv_heads, chunks, rows] begin
 } pe_attention_tile;

@@ -12,7 +12,7 @@ enum {
     ITEM_TOKENS = 128,     // tokens per item then
     SPLIT_CHUNKS = 8,      // attention chunks per item, at least, when a context is cut
     SPLIT_ITEMS = 8,       // a tile's context is cut where there would be fewer items than so many per thread like it
-    UNPACK_ROWS = 4,       // query rows that take as long as unpacking the chunk for them
+    UNPACK_ROWS = 4,       // query rows that take as long as getting hold of a chunk for them
 };
 
 // ---- row by row ------------------------------------------------------------------------------------------------------
@@ -282,6 +282,8 @@ typedef struct attention_job {
     pe_kv_view kv;
     int32_t n_heads, group, n_tiles;
     int64_t per_item;  // tokens, when writing
+    int64_t cost;      // of all tiles, with the query heads of one KV head
+    int64_t pairs;     // of query rows and keys, likewise
 } attention_job;
 
 static pe_kv_view view_of(const attention_job *j, int32_t piece) {
@@ -322,14 +324,10 @@ static int32_t rows_of(const attention_job *j, const pe_attention_tile *tile) {
     return (tile->t1 - tile->t0) * j->group;
 }
 
-static int32_t chunks_of(const attention_job *j, const pe_attention_tile *tile) {
-    const pe_attention a = attention_of(j, tile->piece);
-    const pe_span chunks = pe_attention_chunks_of(&a, tile->t0, tile->t1);
-    return chunks.end - chunks.first;
-}
+static int32_t chunks_of(const pe_attention_tile *tile) { return tile->chunks.end - tile->chunks.first; }
 
 static pe_partial *partials_at(const attention_job *j, const pe_attention_tile *tile, int32_t head) {
-    const int64_t at = tile->partials + (int64_t)head * chunks_of(j, tile) * rows_of(j, tile);
+    const int64_t at = tile->partials + (int64_t)head * chunks_of(tile) * rows_of(j, tile);
     return pe_partial_at(j->r->e->partials, at, j->kv.head_dim);
 }
 
@@ -350,10 +348,9 @@ static void attend_item(void *ctx, int64_t item, int worker) {
         j->r->k->attention(&a, head, tile->t0, tile->t1, scratch);
         return;
     }
-    const pe_span chunks = pe_attention_chunks_of(&a, tile->t0, tile->t1);
-    const int64_t n = chunks.end - chunks.first;
-    const int32_t c0 = chunks.first + (int32_t)(n * part / tile->parts);
-    const int32_t c1 = chunks.first + (int32_t)(n * (part + 1) / tile->parts);
+    const int64_t n = chunks_of(tile);
+    const int32_t c0 = tile->chunks.first + (int32_t)(n * part / tile->parts);
+    const int32_t c1 = tile->chunks.first + (int32_t)(n * (part + 1) / tile->parts);
     j->r->k->attention_chunks(&a, head, tile->t0, tile->t1, c0, c1, partials_at(j, tile, head), scratch);
 }
 
@@ -367,42 +364,44 @@ static void merge_item(void *ctx, int64_t item, int worker) {
     j->r->k->attention_merge(&a, head, tile->t0, tile->t1, partials_at(j, tile, head));
 }
 
-// What a tile costs: its query rows over its chunks, which are unpacked for them.
+// What a tile costs: its query rows over its chunks, which are fetched for them.
 static int64_t tile_cost(const attention_job *j, const pe_attention_tile *tile) {
-    return (int64_t)chunks_of(j, tile) * (rows_of(j, tile) + UNPACK_ROWS);
+    return (int64_t)chunks_of(tile) * (rows_of(j, tile) + UNPACK_ROWS);
 }
 
-// Cuts the step into tiles. Last ones first: they see the most keys, and the short ones fill the gaps at the end. Returns
-// what all of them cost together.
-static int64_t lay_tiles(attention_job *j) {
+// Cuts the step into tiles, of at least a token each. Last ones first: they see the most keys, and the short ones fill
+// the gaps at the end.
+static void lay_tiles(attention_job *j) {
     const int32_t tokens = pe_attention_rows(j->group) / j->group;
-    int64_t cost = 0;
     for (int32_t piece = j->r->s->n_pieces - 1; piece >= 0; piece--) {
-        const int32_t n = j->r->s->pieces[piece].end - j->r->s->pieces[piece].start;
+        const pe_attention a = attention_of(j, piece);
+        const int32_t n = a.end - a.start;
         for (int32_t t0 = (n - 1) / tokens * tokens; t0 >= 0; t0 -= tokens) {
             pe_attention_tile *tile = &j->r->e->tiles[j->n_tiles++];
-            *tile = (pe_attention_tile){.piece = piece, .t0 = t0, .t1 = (int32_t)least(t0 + tokens, n)};
-            cost += tile_cost(j, tile);
+            const int32_t t1 = (int32_t)least(t0 + tokens, n);
+            *tile = (pe_attention_tile){piece, t0, t1, pe_attention_chunks_of(&a, t0, t1), 1, 0, 0};
+            j->cost += tile_cost(j, tile);
+            j->pairs += (int64_t)rows_of(j, tile) * pe_attention_sees(&a, t1 - 1).end;
         }
     }
-    return cost;
 }
 
-// Cuts those tiles by chunks that would keep other threads waiting. Returns the number of items; *cut: whether there is
-// such a tile.
-static int64_t cut_tiles(const attention_job *j, int64_t cost, bool *cut) {
-    const int64_t most = j->r->width > 1 ? cost / (SPLIT_ITEMS * j->r->width) + 1 : INT64_MAX;  // of an item
+// Cuts those tiles by chunks that would keep other threads waiting. Returns the number of items.
+static int64_t cut_tiles(const attention_job *j) {
+    const int64_t n_kv_heads = j->kv.n_kv_heads;
+    const int64_t most = j->r->width > 1 ? j->cost * n_kv_heads / (SPLIT_ITEMS * j->r->width) + 1 : INT64_MAX;
     int64_t items = 0, partials = 0;
-    *cut = false;
     for (int32_t i = 0; i < j->n_tiles; i++) {
         pe_attention_tile *tile = &j->r->e->tiles[i];
-        const int64_t n = (int64_t)j->kv.n_kv_heads * chunks_of(j, tile) * rows_of(j, tile);
-        tile->parts = (int32_t)least(tile_cost(j, tile) / most + 1, chunks_of(j, tile) / SPLIT_CHUNKS);
-        if (tile->parts <= 1 || partials + n > j->r->e->max_partials) tile->parts = 1;
+        const int64_t n = n_kv_heads * chunks_of(tile) * rows_of(j, tile);
+        const int64_t parts = least(tile_cost(j, tile) / most + 1, chunks_of(tile) / SPLIT_CHUNKS);
+        if (parts > 1 && partials + n <= j->r->e->max_partials) {
+            tile->parts = (int32_t)parts;
+            tile->partials = partials;
+            partials += n;
+        }
         tile->first_item = items;
-        tile->partials = partials;
-        items += (int64_t)j->kv.n_kv_heads * tile->parts;
-        if (tile->parts > 1) partials += n, *cut = true;
+        items += n_kv_heads * tile->parts;
     }
     return items;
 }
@@ -418,14 +417,11 @@ static void run_attention(const run *r) {
     j.per_item = n_tokens * kv_width > SERIAL_FLOATS ? SERIAL_FLOATS / 2 / kv_width + 1 : n_tokens;
     pe_parallel(r->width, (n_tokens + j.per_item - 1) / j.per_item, write_item, &j);
 
-    bool cut;
-    const int64_t cost = lay_tiles(&j), items = cut_tiles(&j, cost, &cut);
-    if (cost * p->n_kv_heads * PE_CHUNK < SERIAL_FLOATS / 16) {
-        for (int64_t i = 0; i < items; i++) attend_item(&j, i, 0);
-        return;
-    }
-    pe_parallel(r->width, items, attend_item, &j);
-    if (cut) pe_parallel(r->width, (int64_t)j.n_tiles * p->n_kv_heads, merge_item, &j);
+    lay_tiles(&j);
+    const int64_t items = cut_tiles(&j), whole = j.n_tiles * p->n_kv_heads;
+    const bool few = items == whole && j.pairs * p->n_kv_heads < SERIAL_FLOATS / 16;
+    pe_parallel(few ? 1 : r->width, items, attend_item, &j);
+    if (items > whole) pe_parallel(r->width, whole, merge_item, &j);
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ static inline size_t pe_kv_head_bytes(int32_t type, int32_t head_dim, int32_t pa
 
 // The softmax state of one query row over some chunks: max score, sum of exp(score - max), and their weighted values.
 typedef struct pe_partial {
-    float m, l, unused[14];
-    float acc[];  // [head_dim], and up to a whole vector zeros
+    float m, l, unused[14];  // so that acc begins a cache line
+    float acc[];             // [head_dim], and zeros as far as whole vectors go, of 16 lanes at most
 } pe_partial;
 
 static inline size_t pe_partial_bytes(int32_t head_dim) {

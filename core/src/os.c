@@ -151,7 +151,6 @@ void pe_os_free(void *p, size_t bytes) {
     free(p);
 }
 #else
-// No advice for huge pages here: a KV pool is touched page by page, and one touched token would make 2 MiB resident.
 void *pe_os_alloc(size_t bytes) {
     if (bytes == 0) bytes = 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -23,9 +23,9 @@ char *pe_os_read_text(const char *path);
 
 // Zeroed, 64-byte aligned (page aligned in fact) memory that takes physical pages only when touched; NULL when refused.
 void *pe_os_alloc(size_t bytes);
-// The same for memory that will be touched from end to end: in huge pages where the system has them, which spares a
-// fault per 4 KiB and most of the misses in the tables of pages: with its weights there, a token of llama-1b takes 63 ms
-// of one thread's time in place of 82. Freed alike.
+// The same for memory that will be touched from end to end, as weights are, or from the front on, as a KV pool is: in huge
+// pages where the system has them, each resident as a whole. They spare a fault per 4 KiB and most of the misses in the
+// tables of pages: with its weights there, a token of llama-1b takes 63 ms of one thread's time in place of 82. Freed alike.
 void *pe_os_alloc_huge(size_t bytes);
 void pe_os_free(void *p, size_t bytes);
 

@@ -139,7 +139,9 @@ def measure(
         engine.add(engine.request(words, SamplingParams(seed=1, max_tokens=output, ignore_eos=True), watched=False))
 
     def without_pages() -> int:
-        return int(Process().memory_info().rss) - touched * page_bytes
+        return (
+            int(Process().memory_info().rss) - touched * page_bytes
+        )  # up to 2 MiB more, where pages of memory are huge
 
     def step() -> float:
         start = perf_counter()
@@ -206,7 +208,7 @@ def n_measures(config: EngineConfig, chat: Chat) -> int:
 def play(cost: Cost, config: EngineConfig, chat: Chat, chats: int, prior: StepCost) -> Times:
     """What comes of so many chats at once."""
     now = [0.0]
-    pace = Pace(lambda: prior)
+    pace = Pace(lambda: prior, adapts=False)  # these times do not vary as a machine's do
     scheduler = Scheduler(
         PagePool(config.n_pages, config.page_size),
         max_model_len=config.max_model_len,

@@ -323,6 +323,7 @@ class Engine(Worker):
             if len(work) == 1:
                 return [_Result(work[0], error=error)]
             # One of them is at fault. Alone, each gives the same bits as in the batch, or the error.
+            self._pace.forget()
             return [result for item in work for result in self._run([item])]
 
     def _write_block_table(self, request: Request) -> int:

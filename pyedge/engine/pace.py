@@ -8,6 +8,8 @@ a token looks at. The four numbers are fitted to the steps' times as they come, 
 squares of the relative error, none below zero, and where the steps tell nothing they keep the ratios that were counted
 from the model's plan. Steps that only write wait for memory and steps that read as well wait for arithmetic, so each of
 the two kinds has its own fit.
+
+How much longer than before a step may take is corrected by how long steps took: see `Pace.slowdown`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ SLOWDOWN = 2.5  # to begin with
 _SLOWDOWNS = (1.5, 3.5)
 _RARELY = 0.005  # of the steps
 _CORRECTION = 0.15  # of the slowdown, for a step that took too long
+_SLOWER = 0.75  # of what steps that read say writing takes: below it, what writing took was on a faster machine
 
 CHUNK = 2  # tokens that a prompt gets on by in any case: behind thousands of others each takes a third of a quiet step
 _DECAY = 0.97  # of what a step tells, with each step after it
@@ -114,34 +117,60 @@ class Fit:
 
 
 class Pace:
-    """prior: counted from the plan; asked for when an estimate is first needed."""
+    """prior: counted from the plan; asked for when an estimate is first needed. adapts: whether the slowdown is
+    corrected."""
 
-    def __init__(self, prior: Callable[[], StepCost] = StepCost) -> None:
+    def __init__(self, prior: Callable[[], StepCost] = StepCost, *, adapts: bool = True) -> None:
         self._ask = prior
         self._prior: StepCost | None = None
         self._writing, self._reading = Fit(), Fit()
-        self._n_reading = 0  # steps since one that only wrote
-        self._quiet: float | None = None  # seconds: what the step at hand would take by the streams' last ones
-        self.slowdown = SLOWDOWN
+        self._adapts = adapts
+        self._grown = 0  # tokens that each stream has written in steps that read as well, since one that did not
+        self._expected: tuple[Work, float] | None = None  # what the next step writes, and its seconds if it did no more
+        self._slowdown = SLOWDOWN
+
+    @property
+    def slowdown(self) -> float:
+        """Times what it would take without prompts that a step is planned to take."""
+        return self._slowdown
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step took so long."""
         if seconds > 0 and work.tokens:
             (self._reading if work.reads else self._writing).observe(work, seconds, self._counted)
-            if self._quiet is not None and work.reads:
-                over = seconds > MOST * self._quiet
-                change = _CORRECTION * (_RARELY - 1 if over else _RARELY)
-                self.slowdown = min(max(self.slowdown + change, _SLOWDOWNS[0]), _SLOWDOWNS[1])
-            self._n_reading = self._n_reading + 1 if work.reads else 0
-        self._quiet = None
+            if not work.reads:
+                self._grown = 0
+            elif self._expected is not None:
+                self._grown += 1
+                self._correct(work, seconds, *self._expected)
+        self._expected = None
+
+    def forget(self) -> None:
+        """The step that a limit was asked for is not taken, or not as a whole."""
+        self._expected = None
+
+    def _correct(self, work: Work, seconds: float, writing: Work, quiet: float) -> None:
+        """Steps with the least of a prompt, or with less than there was time for, tell nothing of the slowdown."""
+        if not self._adapts or work.tokens - writing.tokens <= CHUNK:
+            return
+        if seconds > MOST * quiet:
+            change = _RARELY - 1
+        elif seconds > 0.5 * self._slowdown * quiet:
+            change = _RARELY
+        else:
+            return
+        self._slowdown = min(max(self._slowdown + _CORRECTION * change, _SLOWDOWNS[0]), _SLOWDOWNS[1])
 
     def limit(self, writing: Work) -> float:
         """Seconds that the next step may take, which writes this. Streams grow while a prompt is read, and what that
         costs them is not the prompt's to add to: they count with the keys they had before, or half of those they have
         where others have come since."""
-        keys = max(writing.keys - self._n_reading * writing.rows, writing.keys // 2)
-        self._quiet = self.writing.seconds(Work(writing.tokens, writing.rows, keys))
-        return self.slowdown * self._quiet
+        keys = max(writing.keys - self._grown * writing.rows, writing.keys // 2)
+        before = Work(writing.tokens, writing.rows, keys)
+        # A machine that has become slower since shows in the steps that read: there may be no others for long.
+        quiet = max(self.writing.seconds(before), _SLOWER * self.reading.seconds(before))
+        self._expected = writing, quiet
+        return self._slowdown * quiet
 
     @property
     def writing(self) -> StepCost:

@@ -119,6 +119,8 @@ class Scheduler:
 
     def schedule(self) -> list[Scheduled]:
         """The work of the next step, with its pages and slots taken."""
+        if self._pace is not None:
+            self._pace.forget()
         work = []
         for request in [r for r in self.running if r.n_tokens - r.n_computed == 1]:
             # A request preempted here is the youngest, so it comes later in this loop and has no work yet.

@@ -20,6 +20,7 @@ from typing import Any
 
 from pyedge import LLM, SamplingParams
 from pyedge.engine.engine import Engine
+from pyedge.engine.pace import CHUNK
 from pyedge.engine.request import Request
 
 QUIET = 60  # tokens of each stream, before and after
@@ -43,6 +44,8 @@ def new_request(engine: Engine, seed: int, n_tokens: int, n_output: int) -> Requ
 
 def run(engine: Engine, until: Callable[[], bool]) -> None:
     while not until():
+        if not engine.has_work:
+            raise SystemExit("error: gaps.py: a stream has ended; give it a shorter prompt")
         engine.step()
 
 
@@ -80,9 +83,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--prompt", type=int, default=4000)
+    parser.add_argument("--kv-memory", default="1GB")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    with LLM(args.model, max_model_len=args.prompt + args.context + 2000, kv_memory="1GB", prefix_cache=False) as llm:
+    length = args.context + args.prompt + args.prompt // CHUNK + 4 * QUIET  # CHUNK tokens are read in a step, or more
+    with LLM(args.model, max_model_len=length, kv_memory=args.kv_memory, prefix_cache=False) as llm:
         for _ in range(args.rounds):
             print(one_round(llm.engine, args.streams, args.context, args.prompt), flush=True)
 

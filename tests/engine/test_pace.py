@@ -140,10 +140,10 @@ def test_a_noisy_machine_is_given_less_and_a_quiet_one_more() -> None:
         for _ in range(20):
             pace.observe(decode, quiet)
         for i in range(6000):
-            limit = pace.limit(decode)
-            seconds = limit * (1 + noise * random.random() ** 8)
+            work = decode + Work.piece(100, 100 + Budget(512, 64, pace, decode).take(100, 4000, 3999))
+            seconds = MACHINE.seconds(work) * (1 + noise * random.random() ** 8)
             over += i >= 1000 and seconds > MOST * quiet
-            pace.observe(decode + Work.piece(0, 9), seconds)
+            pace.observe(work, seconds)
         assert over <= 50
         assert (pace.slowdown > SLOWDOWN) is (noise < 1)
 
@@ -154,9 +154,42 @@ def test_what_streams_grew_by_meanwhile_is_not_the_prompts_to_add_to() -> None:
         pace.observe(Work.piece(380 + i, 381 + i, 1), MACHINE.seconds(Work.piece(380 + i, 381 + i, 1)))
     then = pace.limit(Work.piece(400, 401, 1))
     for i in range(100):
-        pace.observe(Work.piece(400 + i, 401 + i, 1) + Work.piece(0, 9), 0.03)
-    assert pace.limit(Work.piece(500, 501, 1)) == pytest.approx(then * pace.slowdown / SLOWDOWN, rel=1e-3)
+        mixed = Work.piece(400 + i, 401 + i, 1) + Work.piece(0, CHUNK)
+        pace.observe(mixed, MACHINE.seconds(mixed))
+        pace.limit(Work.piece(401 + i, 402 + i, 1))
+    pace.forget()
+    assert pace.limit(Work.piece(500, 501, 1)) == pytest.approx(then, rel=1e-3)
     assert pace.limit(Work.piece(20, 21, 1)) > pace.slowdown * MACHINE.step
+
+
+def test_a_machine_that_becomes_slower_under_prompts_without_end_starves_none() -> None:
+    decode = Work.piece(500, 501, 1) + Work.piece(900, 901, 1)
+    pace = Pace(lambda: MACHINE)
+    for _ in range(50):
+        pace.observe(decode, MACHINE.seconds(decode))
+    taken = [0, 0]
+    for i in range(600):
+        n = Budget(512, 64, pace, decode).take(100, 4000, 3999)
+        work = decode + Work.piece(100, 100 + n)
+        pace.observe(work, (3 if i >= 300 else 1) * MACHINE.seconds(work))
+        taken[i // 300] += n
+    assert taken[1] > 0.4 * taken[0]
+
+
+def test_steps_that_tell_nothing_of_the_slowdown_leave_it() -> None:
+    decode = Work.piece(500, 501, 1)
+    pace = Pace(lambda: MACHINE)
+    for _ in range(50):
+        pace.observe(decode, MACHINE.seconds(decode))
+    for _ in range(500):  # short prompts, and the least of long ones
+        pace.limit(decode)
+        pace.observe(decode + Work.piece(0, CHUNK + 1), MACHINE.seconds(decode))
+        pace.limit(decode)
+        pace.observe(decode + Work.piece(0, CHUNK), 9 * MACHINE.seconds(decode))
+    pace.limit(decode)
+    pace.forget()  # that step was broken off
+    pace.observe(decode + Work.piece(0, 512), 100 * MACHINE.seconds(decode))
+    assert pace.slowdown == SLOWDOWN
 
 
 def test_when_nobody_waits_the_tokens_are_all_of_the_budget() -> None:

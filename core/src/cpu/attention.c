@@ -13,7 +13,7 @@ enum {
     CHUNK_VECTORS = PE_CHUNK / VL,
     CHUNK_BITS = 6,
     ROWS_PER_TILE = 4,
-    IN_PLACE_ROWS = 16,  // as many as unpacking is not worth while for
+    IN_PLACE_ROWS = 16,  // up to so many, what is unpacked would not be read often enough to pay
     // Sums of a tile: as many as the registers hold beside a vector for each column and one for a row.
     VECTORS_PER_TILE = V_REGISTERS >= 32 ? 4 : 2,
 };
@@ -40,7 +40,7 @@ PE_INLINE void score_tile(const int R, const int V, const bool f16, const kv_chu
     vf s[ROWS_PER_TILE][CHUNK_VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++)
-        key[v] = chunk->keys[(v0 + v) * VL >> chunk->run_bits] + ((v0 + v) * VL & (chunk->run - 1)) * bytes;
+        key[v] = chunk->keys[(v0 + v) * VL >> chunk->run_bits] + ((v0 + v) * VL & ((1 << chunk->run_bits) - 1)) * bytes;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -83,8 +83,9 @@ PE_INLINE void value_tile(const int R, const int V, const bool f16, const kv_chu
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) s[r][v] = vf_load(acc[r] + d0 + v * VL);
     for (int j = j0; j < j1;) {
-        const int run = j >> chunk->run_bits, end = (run + 1) * chunk->run < j1 ? (run + 1) * chunk->run : j1;
-        const uint8_t *value = chunk->values[run] + (j & (chunk->run - 1)) * chunk->value_stride + d0 * bytes;
+        const int run = j >> chunk->run_bits, first = run << chunk->run_bits, next = (run + 1) << chunk->run_bits;
+        const int end = next < j1 ? next : j1;
+        const uint8_t *value = chunk->values[run] + (j - first) * chunk->value_stride + d0 * bytes;
         for (; j < end; j++, value += chunk->value_stride) {
             if (j % 8 == 0) kv_fetch(ahead, lines);
             vf x[8];
@@ -200,6 +201,7 @@ static partial_fn *const partials_of[2][ROWS_PER_TILE] = {{partial_1_0, partial_
 // into [R]: the states so far. All weights go through the same exp, lane by lane, so that a merge is one fixed function of
 // two partials.
 static void merge(pe_partial *const *into, const pe_partial *const *from, int R, int64_t n) {
+    if (R == 0) return;
     float old[VL] = {0}, new[VL] = {0}, top[VL];
     for (int r = 0; r < R; r++) old[r] = into[r]->m, new[r] = from[r]->m;
     const vf m = vf_max(vf_load(old), vf_load(new));
@@ -239,13 +241,13 @@ static queries queries_of(const pe_attention *a, int32_t kv_head, int32_t t0, in
     return (queries){a, kv_head, a->n_heads / a->kv.n_kv_heads, t0, t1};
 }
 
-static int64_t row_offset(const queries *y, int32_t i, int64_t ld) {
-    return (y->t0 + i / y->group) * ld + (int64_t)(y->kv_head * y->group + i % y->group) * y->a->kv.head_dim;
+static int64_t row_offset(const queries *qs, int32_t i, int64_t ld) {
+    return (qs->t0 + i / qs->group) * ld + (int64_t)(qs->kv_head * qs->group + i % qs->group) * qs->a->kv.head_dim;
 }
 
-static void finish_row(const queries *y, int32_t i, const pe_partial *p) {
-    const float *sink = y->a->sinks ? y->a->sinks + y->kv_head * y->group + i % y->group : NULL;
-    finish(p, sink, y->a->kv.head_dim, y->a->out + row_offset(y, i, y->a->ldo));
+static void finish_row(const queries *qs, int32_t i, const pe_partial *p) {
+    const float *sink = qs->a->sinks ? qs->a->sinks + qs->kv_head * qs->group + i % qs->group : NULL;
+    finish(p, sink, qs->a->kv.head_dim, qs->a->out + row_offset(qs, i, qs->a->ldo));
 }
 
 // What a token sees of chunk c, from the chunk's first key on.
@@ -257,36 +259,32 @@ PE_INLINE pe_span sees_of_chunk(const pe_attention *a, int32_t t, int32_t c) {
 }
 
 // Tokens that see some of chunk c. Both ends of what a token sees grow with its position: they lie side by side.
-static pe_span seers_of_chunk(const queries *y, int32_t c) {
-    pe_span s = {y->t0, y->t1};
-    while (s.first < s.end && sees_of_chunk(y->a, s.first, c).end <= 0) s.first++;
-    while (s.end > s.first && sees_of_chunk(y->a, s.end - 1, c).first >= PE_CHUNK) s.end--;
+static pe_span seers_of_chunk(const queries *qs, int32_t c) {
+    pe_span s = {qs->t0, qs->t1};
+    while (s.first < s.end && sees_of_chunk(qs->a, s.first, c).end <= 0) s.first++;
+    while (s.end > s.first && sees_of_chunk(qs->a, s.end - 1, c).first >= PE_CHUNK) s.end--;
     return s;
 }
 
 // Chunk c, of which the next is looked ahead to: into state [rows], or, where a row has a state already, through fresh
 // [ROWS_PER_TILE], if given.
-static void add_chunk(const queries *y, int32_t c, int32_t end, workspace *w, pe_partial *state, pe_partial *fresh) {
-    const pe_attention *a = y->a;
-    const int32_t head_dim = a->kv.head_dim, group = y->group;
+static void add_chunk(const queries *qs, int32_t c, int32_t end, workspace *w, pe_partial *state, pe_partial *fresh) {
+    const pe_attention *a = qs->a;
+    const int32_t head_dim = a->kv.head_dim, group = qs->group;
     const int64_t ld = value_stride(&a->kv);
-    const pe_span seers = seers_of_chunk(y, c);
-    const int32_t first = (seers.first - y->t0) * group, last = (seers.end - y->t0) * group;
+    const pe_span seers = seers_of_chunk(qs, c);
+    const int32_t first = (seers.first - qs->t0) * group, last = (seers.end - qs->t0) * group;
     const int32_t rows = last - first, tiles = (rows + ROWS_PER_TILE - 1) / ROWS_PER_TILE;
     kv_ahead ahead;
     kv_chunk chunk;
-    PE_FN(kv_look_ahead)(&a->kv, y->kv_head, c + 1, end, &ahead);
-    int lines = kv_lines(&ahead);
-    if (rows <= IN_PLACE_ROWS && PE_FN(kv_in_place)(&a->kv, y->kv_head, c, end, VL, &chunk)) {
-        lines = kv_share(lines, tiles);
-    } else {
-        lines = kv_share(lines, tiles + 1);  // unpacking takes about as long as four rows
-        PE_FN(kv_unpack)(&a->kv, y->kv_head, c, end, w->keys, w->values, ld, &ahead, lines);
+    PE_FN(kv_look_ahead)(&a->kv, qs->kv_head, c + 1, end, &ahead);
+    const int lines = kv_share(kv_lines(&ahead), tiles);
+    if (rows > IN_PLACE_ROWS || !PE_FN(kv_in_place)(&a->kv, qs->kv_head, c, end, VL, &chunk)) {
+        PE_FN(kv_unpack)(&a->kv, qs->kv_head, c, end, w->keys, w->values, ld);
         chunk = (kv_chunk){.keys = {(const uint8_t *)w->keys},
                            .values = {(const uint8_t *)w->values},
                            .key_stride = PE_CHUNK * sizeof(float),
                            .value_stride = ld * (int64_t)sizeof(float),
-                           .run = PE_CHUNK,
                            .run_bits = CHUNK_BITS};
     }
 
@@ -300,7 +298,8 @@ static void add_chunk(const queries *y, int32_t c, int32_t end, workspace *w, pe
         int R = 0, merged = 0;
         for (; R < ROWS_PER_TILE && i < last; R++, i++) {
             sees[R] = seen;
-            q[R] = a->q + t * a->ldq + (int64_t)(y->kv_head * group + of_group) * head_dim;
+            q[R] =
+                a->q + t * a->ldq + (int64_t)(qs->kv_head * group + of_group) * head_dim;  // row i's, without divisions
             out[R] = pe_partial_at(state, i, head_dim);
             if (fresh && c != pe_attention_sees(a, t).first / PE_CHUNK) {
                 old[merged] = out[R];
@@ -316,45 +315,51 @@ static void add_chunk(const queries *y, int32_t c, int32_t end, workspace *w, pe
 }
 
 void PE_FN(attention)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, void *scratch) {
-    const queries y = queries_of(a, kv_head, t0, t1);
-    const int32_t rows = (t1 - t0) * y.group, end = pe_attention_sees(a, t1 - 1).end;
+    const queries qs = queries_of(a, kv_head, t0, t1);
+    const int32_t rows = (t1 - t0) * qs.group, end = pe_attention_sees(a, t1 - 1).end;
     const pe_span chunks = pe_attention_chunks_of(a, t0, t1);
     workspace *w = scratch;
     pe_partial *state = (pe_partial *)(w + 1), *fresh = pe_partial_at(state, rows, a->kv.head_dim);
-    for (int32_t c = chunks.first; c < chunks.end; c++) add_chunk(&y, c, end, w, state, fresh);
-    for (int32_t i = 0; i < rows; i++) finish_row(&y, i, pe_partial_at(state, i, a->kv.head_dim));
+    for (int32_t c = chunks.first; c < chunks.end; c++) add_chunk(&qs, c, end, w, state, fresh);
+    for (int32_t i = 0; i < rows; i++) finish_row(&qs, i, pe_partial_at(state, i, a->kv.head_dim));
 }
 
 void PE_FN(attention_chunks)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, int32_t c0, int32_t c1,
                              pe_partial *partials, void *scratch) {
-    const queries y = queries_of(a, kv_head, t0, t1);
-    const int32_t rows = (t1 - t0) * y.group, seen = pe_attention_sees(a, t1 - 1).end;
+    const queries qs = queries_of(a, kv_head, t0, t1);
+    const int32_t rows = (t1 - t0) * qs.group, seen = pe_attention_sees(a, t1 - 1).end;
     const int32_t end = c1 * PE_CHUNK < seen ? c1 * PE_CHUNK : seen;
     const pe_span chunks = pe_attention_chunks_of(a, t0, t1);
     for (int32_t c = c0; c < c1; c++)
-        add_chunk(&y, c, end, scratch, pe_partial_at(partials, (c - chunks.first) * rows, a->kv.head_dim), NULL);
+        add_chunk(&qs, c, end, scratch, pe_partial_at(partials, (c - chunks.first) * rows, a->kv.head_dim), NULL);
 }
 
 void PE_FN(attention_merge)(const pe_attention *a, int32_t kv_head, int32_t t0, int32_t t1, pe_partial *partials) {
-    const queries y = queries_of(a, kv_head, t0, t1);
-    const int32_t rows = (t1 - t0) * y.group, head_dim = a->kv.head_dim;
+    const queries qs = queries_of(a, kv_head, t0, t1);
+    const int32_t rows = (t1 - t0) * qs.group, head_dim = a->kv.head_dim;
     const pe_span chunks = pe_attention_chunks_of(a, t0, t1);
     for (int32_t i0 = 0; i0 < rows; i0 += ROWS_PER_TILE) {
         const int32_t i1 = i0 + ROWS_PER_TILE < rows ? i0 + ROWS_PER_TILE : rows;
-        pe_partial *into[ROWS_PER_TILE];
+        pe_partial *into[ROWS_PER_TILE] = {0};  // from a row's first chunk on, which is among those of the call
+        pe_span own[ROWS_PER_TILE];
+        for (int32_t i = i0; i < i1; i++)
+            own[i - i0] = pe_attention_chunks_of(a, t0 + i / qs.group, t0 + i / qs.group + 1);
         for (int32_t c = chunks.first; c < chunks.end; c++) {
             pe_partial *old[ROWS_PER_TILE];
             const pe_partial *new[ROWS_PER_TILE];
             int merged = 0;
             for (int32_t i = i0; i < i1; i++) {
-                const pe_span own = pe_attention_chunks_of(a, t0 + i / y.group, t0 + i / y.group + 1);
-                if (c < own.first || c >= own.end) continue;
+                if (c < own[i - i0].first || c >= own[i - i0].end) continue;
                 pe_partial *here = pe_partial_at(partials, (int64_t)(c - chunks.first) * rows + i, head_dim);
-                if (c == own.first) into[i - i0] = here;
-                else old[merged] = into[i - i0], new[merged++] = here;
+                if (c == own[i - i0].first) {
+                    into[i - i0] = here;
+                } else {
+                    old[merged] = into[i - i0];
+                    new[merged++] = here;
+                }
             }
             merge(old, new, merged, value_stride(&a->kv));
         }
-        for (int32_t i = i0; i < i1; i++) finish_row(&y, i, into[i - i0]);
+        for (int32_t i = i0; i < i1; i++) finish_row(&qs, i, into[i - i0]);
     }
 }

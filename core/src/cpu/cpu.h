@@ -81,17 +81,17 @@ typedef struct kv_chunk {
     const uint8_t *keys[PE_CHUNK / 8];    // [head_dim, keys of a run]
     const uint8_t *values[PE_CHUNK / 8];  // [keys of a run, head_dim]
     int64_t key_stride, value_stride;     // bytes to the next dim of the keys, the next key of the values
-    int32_t run, run_bits;                // keys, a power of two
+    int32_t run_bits;                     // a run has 1 << run_bits keys
     bool f16;                             // or floats
 } kv_chunk;
 
 // Chunk c of one head, as far as key `end`, where it lies in the cache; false if it cannot be read there by vectors of so
-// many lanes: it is quantized, or a head or a page is narrower.
+// many lanes: it is quantized, or a head or a page is no multiple of them.
 bool PE_FN(kv_in_place)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, int32_t lanes, kv_chunk *out);
-// The same into keys [head_dim, 64] and values [64, ld], as floats, while so many lines are called for. Exact, whatever
-// the type: an integer of 8 bits times a scale of 11 fits a float.
+// The same into keys [head_dim, 64] and values [64, ld], as floats. Exact, whatever the type: an integer of 8 bits times
+// a scale of 11 fits a float.
 void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
-                      int64_t ld, kv_ahead *ahead, int lines);
+                      int64_t ld);
 
 // The layout of one panel block: d, then m, then the parts' scales and minimums, where the scales have them, then the
 // lanes' integers in units of 32 k. Floats have one block per k, [lanes], and none of this.

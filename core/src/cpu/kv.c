@@ -10,8 +10,6 @@
 
 #include "cpu.h"
 
-enum { CHUNK_VECTORS = PE_CHUNK / VL };
-
 PE_INLINE bool kv_has_scales(int32_t type) { return type == PE_KV_Q8_0 || type == PE_KV_Q4_0; }
 
 // Bytes of `page_size` numbers of keys at one d; for q4_0 of two d.
@@ -164,34 +162,31 @@ void PE_FN(kv_write)(const pe_kv_view *kv, int64_t position, const float *k, con
 
 // Keys of VL slots, all dims, into to [head_dim, 64]. lane: their numbers at d = 0.
 PE_INLINE void unpack_lanes(const int32_t type, const uint8_t *lane, int64_t stride, const uint16_t *scales,
-                            int32_t page_size, int head_dim, float *to, kv_ahead *ahead, int lines) {
+                            int32_t page_size, int head_dim, float *to) {
     for (int d0 = 0; d0 < head_dim; d0 += PE_KV_BLOCK) {
         const int end = d0 + PE_KV_BLOCK < head_dim ? d0 + PE_KV_BLOCK : head_dim;
         const vf scale = kv_has_scales(type) ? vf_load_f16(scales + d0 / PE_KV_BLOCK * page_size) : vf_zero();
-        for (int d = d0; d < end; d += 8) {  // as head_dim is
-            kv_fetch(ahead, lines);
+        for (int d = d0; d < end; d += 8)  // as head_dim is
 #pragma GCC unroll 8
             for (int i = d; i < d + 8; i++) {
                 const vf k = kv_load_keys(type, lane, stride, i);
                 vf_store(to + i * PE_CHUNK, kv_has_scales(type) ? vf_mul(k, scale) : k);
             }
-        }
     }
 }
 
 // A page's keys of one head, slots [0, n), into to [head_dim, 64].
-PE_INLINE void unpack_keys(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int n, float *to,
-                           kv_ahead *ahead, int lines) {
+PE_INLINE void unpack_keys(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int n, float *to) {
     const int32_t page_size = kv->page_size, head_dim = kv->head_dim;
     const int64_t stride = kv_key_stride(type, page_size), lane = stride / page_size * VL;
     const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, head_dim, page_size));
     for (int i = 0; i * VL < n; i++)
-        unpack_lanes(type, from + i * lane, stride, scales + i * VL, page_size, head_dim, to + i * VL, ahead, lines);
+        unpack_lanes(type, from + i * lane, stride, scales + i * VL, page_size, head_dim, to + i * VL);
 }
 
 // A page's values of one head, slots [0, n), into to [n, ld].
 PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uint8_t *from, int n, float *to,
-                             int64_t ld, kv_ahead *ahead, int lines) {
+                             int64_t ld) {
     const int32_t page_size = kv->page_size, head_dim = kv->head_dim;
     const int64_t stride = kv_value_stride(type, head_dim);
     const uint16_t *scales = (const uint16_t *)(from + kv_scales_at(type, head_dim, page_size));
@@ -199,7 +194,6 @@ PE_INLINE void unpack_values(const int32_t type, const pe_kv_view *kv, const uin
     for (int i = 0; kv_has_scales(type) && i < (head_dim + PE_KV_BLOCK - 1) / PE_KV_BLOCK * page_size; i += VL)
         vf_store(scale_of + i, vf_load_f16(scales + i));
     for (int j = 0; j < n; j++, from += stride, to += ld) {
-        kv_fetch(ahead, lines);
         for (int d0 = 0; d0 < head_dim; d0 += PE_KV_BLOCK) {
             const int end = d0 + PE_KV_BLOCK < head_dim ? d0 + PE_KV_BLOCK : head_dim;
             vf scale = vf_zero();
@@ -220,26 +214,24 @@ PE_INLINE int32_t pages_of_chunk(const pe_kv_view *kv, int32_t c, int32_t end) {
 }
 
 PE_INLINE void unpack(const int32_t type, const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys,
-                      float *values, int64_t ld, kv_ahead *ahead, int lines) {
+                      float *values, int64_t ld) {
     const int64_t half = kv_half(kv);
     const int32_t per_chunk = PE_CHUNK / kv->page_size, n = end - c * PE_CHUNK;
-    // Half of the lines with the keys, by 8 vectors, and half with the values, by rows.
-    const int key_lines = lines / 2 / (CHUNK_VECTORS * kv->head_dim / 8), value_lines = lines / 2 / PE_CHUNK;
     for (int32_t i = 0; i < pages_of_chunk(kv, c, end); i++) {
         const uint8_t *from = kv_block(kv, c * per_chunk + i, head, half);
         const int first = i * kv->page_size, here = n - first < kv->page_size ? n - first : kv->page_size;
-        unpack_keys(type, kv, from, here, keys + first, ahead, key_lines);
-        unpack_values(type, kv, from + half, here, values + first * ld, ld, ahead, value_lines);
+        unpack_keys(type, kv, from, here, keys + first);
+        unpack_values(type, kv, from + half, here, values + first * ld, ld);
     }
 }
 
 void PE_FN(kv_unpack)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t end, float *keys, float *values,
-                      int64_t ld, kv_ahead *ahead, int lines) {
+                      int64_t ld) {
     switch (kv->type) {
-    case PE_KV_F32: unpack(PE_KV_F32, kv, head, c, end, keys, values, ld, ahead, lines); break;
-    case PE_KV_F16: unpack(PE_KV_F16, kv, head, c, end, keys, values, ld, ahead, lines); break;
-    case PE_KV_Q8_0: unpack(PE_KV_Q8_0, kv, head, c, end, keys, values, ld, ahead, lines); break;
-    default: unpack(PE_KV_Q4_0, kv, head, c, end, keys, values, ld, ahead, lines); break;
+    case PE_KV_F32: unpack(PE_KV_F32, kv, head, c, end, keys, values, ld); break;
+    case PE_KV_F16: unpack(PE_KV_F16, kv, head, c, end, keys, values, ld); break;
+    case PE_KV_Q8_0: unpack(PE_KV_Q8_0, kv, head, c, end, keys, values, ld); break;
+    default: unpack(PE_KV_Q4_0, kv, head, c, end, keys, values, ld); break;
     }
 }
 
@@ -258,7 +250,6 @@ bool PE_FN(kv_in_place)(const pe_kv_view *kv, int32_t head, int32_t c, int32_t e
     const int64_t half = kv_half(kv);
     out->key_stride = kv_key_stride(kv->type, kv->page_size);
     out->value_stride = kv_value_stride(kv->type, kv->head_dim);
-    out->run = kv->page_size;
     out->run_bits = __builtin_ctz((unsigned)kv->page_size);
     out->f16 = kv->type == PE_KV_F16;
     for (int32_t i = 0; i < pages_of_chunk(kv, c, end); i++) {
