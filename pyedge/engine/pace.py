@@ -164,13 +164,13 @@ class Pace:
     def limit(self, writing: Work) -> float:
         """Seconds that the next step may take, which writes this. Streams grow while a prompt is read, and what that
         costs them is not the prompt's to add to: they count with the keys they had before, or half of those they have
-        where others have come since."""
+        where others have come since, as long as that leaves time for a prompt."""
         keys = max(writing.keys - self._grown * writing.rows, writing.keys // 2)
         before = Work(writing.tokens, writing.rows, keys)
         # A machine that has become slower since shows in the steps that read: there may be no others for long.
         quiet = max(self.writing.seconds(before), _SLOWER * self.reading.seconds(before))
         self._expected = writing, quiet
-        return self._slowdown * quiet
+        return max(self._slowdown * quiet, _SLOWDOWNS[0] * self.writing.seconds(writing))
 
     @property
     def writing(self) -> StepCost:

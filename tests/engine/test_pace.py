@@ -176,6 +176,19 @@ def test_a_machine_that_becomes_slower_under_prompts_without_end_starves_none() 
     assert taken[1] > 0.4 * taken[0]
 
 
+def test_streams_that_grow_long_starve_no_prompt() -> None:
+    costly = StepCost(step=0.005, token=0.0005, row=0.0, key=2e-5)
+    pace = Pace(lambda: costly)
+    for _ in range(50):
+        pace.observe(Work.piece(30, 31, 1), costly.seconds(Work.piece(30, 31, 1)))
+    for i in range(3000):
+        decode = Work.piece(31 + i, 32 + i, 1)
+        n = Budget(512, 64, pace, decode).take(100, 4000, 3999)
+        work = decode + Work.piece(100, 100 + n)
+        pace.observe(work, 5 * costly.seconds(work) if i % 20 == 0 else costly.seconds(work))  # and stall often
+        assert costly.seconds(decode + Work.piece(100, 101 + n)) > 1.2 * costly.seconds(decode)
+
+
 def test_steps_that_tell_nothing_of_the_slowdown_leave_it() -> None:
     decode = Work.piece(500, 501, 1)
     pace = Pace(lambda: MACHINE)
