@@ -19,11 +19,13 @@ from pathlib import Path
 # Flags that each instruction set of an architecture needs beyond the baseline, worst set first. The folder
 # `src/isa/<name>` holds its vocabulary. Every architecture has `scalar` besides.
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 _FLAGS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
         "avx2": _AVX2,
         "avxvnni": [*_AVX2, "-mavxvnni"],
-        "avx512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
+        "avx512": _AVX512,
+        "amx": [*_AVX512, "-mamx-tile", "-mamx-int8"],
     },
     # gcc for ARM otherwise moves loads up before it gives out registers, and spills: 14 vector accesses to the stack in
     # the loop of a u4 tile of 4 tokens, none without.
@@ -32,7 +34,10 @@ _FLAGS: dict[str, dict[str, list[str]]] = {
 _ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 # Where a set's kernels find the headers that its own folder lacks.
-BASES = {"avxvnni": "avx2"}
+BASES = {"avxvnni": "avx2", "amx": "avx512"}
+
+# Sets that take their base's functions but for those of their own folder's sources.
+EXTENSIONS = {"amx"}
 
 # Kernels that take another set's vocabulary, and only the flags from their own. The cache is written and unpacked by
 # whole vectors, and heads and pages may be 8 wide.
@@ -88,8 +93,8 @@ def compile_all(
     c = [*cc, *COMMON, *C_FLAGS, f"-I{core / 'include'}", f"-I{core / 'src'}", *extra]
     jobs = [(s, out / "core" / f"{s.stem}.o", [*c, *isa_defines(sets)]) for s in sorted((core / "src").glob("*.c"))]
     for isa, flags in sets.items():
-        for s in sorted((core / "src" / "cpu").glob("*.c")):
-            isa_command = [*c, *flags, *vocabulary(core, isa, s.stem), f"-DPE_ISA={isa}"]
+        for s in kernels(core, isa):
+            isa_command = [*c, *flags, *vocabulary(core, isa, s.stem), *names(isa)]
             jobs.append((s, out / isa / f"{s.stem}.o", isa_command))
     if bindings:
         cpp = [*cxx, *COMMON, *CXX_FLAGS, f"-I{core / 'include'}", *(f"-isystem{i}" for i in includes), *extra]
@@ -98,6 +103,18 @@ def compile_all(
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda job: _compile(*job, newest), jobs))
     return [obj for _, obj, _ in jobs]
+
+
+def kernels(core: Path, isa: str) -> list[Path]:
+    """The sources that are compiled for one instruction set."""
+    shared = core / "src" / "cpu"
+    own = sorted((core / "src" / "isa" / isa).glob("*.c"))
+    return [*own, shared / "table.c"] if isa in EXTENSIONS else sorted(shared.glob("*.c"))
+
+
+def names(isa: str) -> list[str]:
+    """The defines by which kernels name functions: PE_ISA's, and those few that are PE_SET's own."""
+    return [f"-DPE_ISA={BASES[isa] if isa in EXTENSIONS else isa}", f"-DPE_SET={isa}"]
 
 
 def vocabulary(core: Path, isa: str, kernel: str) -> list[str]:

@@ -232,8 +232,8 @@ static pe_status create(pe_engine *e, pe_error *err) {
             (double)e->kv_bytes / 1e9, (double)working / 1e9, (double)machine.memory_available / 1e9);
     }
     e->kv = pe_os_alloc_huge(e->kv_bytes);
-    e->arena = pe_os_alloc(e->arena_bytes);
-    e->scratch = pe_os_alloc(e->scratch_bytes);
+    e->arena = pe_os_alloc_huge(e->arena_bytes);
+    e->scratch = pe_os_alloc_huge(e->scratch_bytes);
     if (!e->kv || !e->arena || !e->scratch) {
         free(offsets);
         return pe_fail(

@@ -15,6 +15,9 @@ extern const pe_kernels pe_kernels_avxvnni;
 #ifdef PE_HAVE_AVX512
 extern const pe_kernels pe_kernels_avx512;
 #endif
+#ifdef PE_HAVE_AMX
+extern const pe_kernels pe_kernels_amx;
+#endif
 #ifdef PE_HAVE_NEON
 extern const pe_kernels pe_kernels_neon;
 #endif
@@ -29,6 +32,9 @@ static const pe_kernels *const sets[] = {
 #endif
 #ifdef PE_HAVE_AVX512
     &pe_kernels_avx512,
+#endif
+#ifdef PE_HAVE_AMX
+    &pe_kernels_amx,
 #endif
 #ifdef PE_HAVE_NEON
     &pe_kernels_neon,

@@ -1,6 +1,6 @@
 """Checks kernels of instruction sets that this machine may not have: `python tests/core/emulate.py [x86|arm]`.
 
-x86: AVX-VNNI and AVX-512, their intrinsics replaced by plain C (emulated/immintrin.h, by SIMDe); arm: NEON, compiled by
+x86: AVX-VNNI, AVX-512 and AMX, their instructions replaced by plain C (emulated/, by SIMDe but for AMX); arm: NEON, compiled by
 a cross compiler and run by qemu. kernel_check holds each set to the vectors and laws that a processor's own sets are
 held to. Ends with a line `N passed, N failed`. Needs numpy, gguf, and of Debian's packages libsimde-dev for x86, or
 gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user for arm.
@@ -48,7 +48,11 @@ TARGETS = {
         extra=["-static"],
         runner=["qemu-aarch64"],
     ),
-    "x86": Target(("avxvnni", "avx512"), "libsimde-dev", sets={"scalar": [], "avxvnni": _SHIM, "avx512": _SHIM}),
+    "x86": Target(
+        ("avxvnni", "avx512", "amx"),
+        "libsimde-dev",
+        sets={"scalar": [], "avxvnni": _SHIM, "avx512": _SHIM, "amx": _SHIM},
+    ),
 }
 
 
@@ -65,7 +69,7 @@ def kernel_check(name: str) -> list[str | Path]:
 
 def check(command: list[str | Path], vectors: Path, isa: str) -> coreprograms.Outcome:
     start = time.monotonic()
-    outcome = coreprograms.run([*command, vectors, isa], timeout=900)
+    outcome = coreprograms.run([*command, vectors, isa, *coreprograms.ops_of(isa)], timeout=900)
     print(f"{isa}: {outcome.passed} passed, {outcome.failed} failed in {time.monotonic() - start:.0f} s", flush=True)
     if outcome.failed:
         print(outcome.output[-8000:], flush=True)

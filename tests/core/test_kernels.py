@@ -38,7 +38,7 @@ def check(program: Path, inputs: Path, *more: str) -> None:
 
 @pytest.mark.parametrize("isa", coreprograms.ISAS)
 def test_kernels(built: Path, inputs: Path, isa: str) -> None:
-    check(built / "kernel_check", inputs, isa)
+    check(built / "kernel_check", inputs, isa, *coreprograms.ops_of(isa))
 
 
 def test_thread_pool(built: Path, inputs: Path) -> None:

@@ -30,6 +30,11 @@ except FileNotFoundError:  # no compiler: nothing of this can run
     ISAS = ()
 
 
+def ops_of(isa: str) -> tuple[str, ...]:
+    """What kernel_check is to check of an instruction set: only what is its own, where it extends another. None: all."""
+    return ("linear",) if isa in toolchain.EXTENSIONS else ()
+
+
 @dataclass(frozen=True)
 class Outcome:
     passed: int

@@ -8,7 +8,8 @@
 
 #define PE_JOIN_(a, b) pe_##a##_##b
 #define PE_JOIN(a, b) PE_JOIN_(a, b)
-#define PE_FN(name) PE_JOIN(name, PE_ISA)  // linear -> pe_linear_avx2
+#define PE_FN(name) PE_JOIN(name, PE_ISA)   // linear -> pe_linear_avx2
+#define PE_OWN(name) PE_JOIN(name, PE_SET)  // of a set that extends another, those functions that are not the other's
 
 size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales);
 void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, int64_t p0, int64_t p1);
@@ -45,6 +46,11 @@ double PE_FN(row_split)(const float *const *blocks, int32_t n_blocks, pe_row_sca
 int32_t PE_FN(probe_read)(const uint8_t *p, size_t n, int32_t streams);
 int32_t PE_FN(probe_int8)(int64_t rounds);
 float PE_FN(probe_f32)(int64_t rounds);
+
+void PE_OWN(linear)(const pe_weight *w, const pe_act *a, const float *bias, int64_t t0, int64_t t1, int64_t p0,
+                    int64_t p1, float *y, int64_t ldy, void *scratch);
+size_t PE_OWN(linear_scratch)(void);
+int32_t PE_OWN(probe_int8)(int64_t rounds);
 
 // What of the cache is read next: to be called for a line or a few at a time between the work at hand, so that a chunk's
 // memory arrives while the one before is computed. Called for at once, most of it would wait for the rest.

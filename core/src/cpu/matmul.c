@@ -1,16 +1,12 @@
 // Matrix products of panels with activations: one tile is R tokens x P panels, and every output sums over k in the same
 // order whatever R and P are. Classes differ only in their integer dot product (isa/<name>/dot.h) and their scales.
-#include "cpu.h"
-#include "dot.h"
-
-#define FLATTEN __attribute__((flatten, noinline))
+#include "matmul.h"
 
 enum {
     BLOCK_VECTORS = PE_ACT_BLOCK / VL,
     FLOAT_TOKENS = 4,   // of a full tile of floats, with two panels: sums enough to hide an fma's latency, none spilled
     PANELS_OF_ONE = 4,  // panels a lone token reads at once: as many streams from memory
     PREFETCH = 1152,    // bytes ahead in each stream
-    SLICE = 16,         // units, whole blocks, whose second terms follow upon their first terms
 };
 
 // ---- quantization of activations -------------------------------------------------------------------------------------
@@ -60,12 +56,6 @@ void PE_FN(quantize)(const pe_act *a, int64_t t, int64_t k) {
 }
 
 // ---- integer tiles ---------------------------------------------------------------------------------------------------
-
-PE_INLINE int32_t halves_bits(const pe_act_block *b) {
-    int32_t v;
-    memcpy(&v, b->half, sizeof v);
-    return v;
-}
 
 // Adds to s [P][R] the integer dot products of a unit, or of its first or last half, of P panels with R tokens. The panels'
 // units lie `stride` bytes apart. part: 0 or 1 of the `parts`, 2 or 1.
@@ -175,18 +165,6 @@ PE_INLINE void add_units(const pe_class cls, const pe_scales scales, const int R
         for (int r = 0; r < R; r++)
             if (who >> r & 1) sum[p][r] = vf_fma(m, vf_set1(ab[r][at].d_sum), sum[p][r]);
     }
-}
-
-// Which of the SLICE units from `slice` on have a second term, as bits.
-PE_INLINE unsigned fine_units(const pe_act *a, int64_t t, int64_t slice) {
-    return (unsigned)(a->has_fine[t * a->ldm + slice / 64] >> slice % 64) & ((1u << SLICE) - 1);
-}
-
-// Writes a panel's sums of one token into its row y, with the bias.
-PE_INLINE void put(const pe_weight *w, const float *bias, int64_t panel, vf sum, float *y) {
-    const int64_t row = panel * VL, n = w->rows - row;
-    if (n >= VL) vf_store(y + row, bias ? vf_add(sum, vf_load(bias + row)) : sum);
-    else vf_store_n(y + row, bias ? vf_add(sum, vf_load_n(bias + row, (int)n)) : sum, (int)n);
 }
 
 // Slice by slice: all first terms in order of k, then the second terms of those units that have one, in order of k.

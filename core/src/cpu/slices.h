@@ -3,17 +3,13 @@
 #ifndef PE_SLICES_H
 #define PE_SLICES_H
 
-enum {
-    MANY_FROM = 8,      // tokens: their tiles then have at least 4
-    MANY_TOKENS = 128,  // at once
-    MANY_PAIRS = 4,     // of panels, at once
-    GATHER_FROM = 32,   // tokens: fewer have too few second terms in common for gathering them to pay
-};
+#include "matmul.h"
 
-// Integer sums start here: the bits of 1.5 * 2^23 as a float, which counts up by one with them. An fma takes it away again,
-// exactly (a scale has 19 bits at most), and so stands for a conversion and a product.
-#define MAGIC_BITS 0x4b400000
-#define MAGIC 12582912.0f
+enum {
+    MANY_FROM = 8,     // tokens: their tiles then have at least 4
+    MANY_PAIRS = 4,    // of panels, at once
+    GATHER_FROM = 32,  // tokens: fewer have too few second terms in common for gathering them to pay
+};
 
 // SLICE units of two panels, as tiles read them: [unit][panel].
 typedef struct slice {
@@ -116,26 +112,6 @@ PE_INLINE void slice_tile(const int parts, const bool have_m, const int R, const
         sums[r][0] = sum[0][r];
         sums[r][1] = sum[1][r];
     }
-}
-
-// The second terms of a slice's units, gathered: a unit's go through tiles together, whichever tokens they are of.
-typedef struct fine_list {
-    int n[SLICE];
-    uint8_t token[SLICE][MANY_TOKENS];
-    int8_t q[SLICE][MANY_TOKENS][32];
-    pe_act_block block[SLICE][MANY_TOKENS];
-} fine_list;
-
-static void gather_fine(const pe_act *a, int64_t t, int n, int64_t at, fine_list *list) {
-    for (int i = 0; i < SLICE; i++) list->n[i] = 0;
-    for (int r = 0; r < n; r++)
-        for (unsigned some = fine_units(a, t + r, at); some; some &= some - 1) {
-            const int i = __builtin_ctz(some);
-            const int k = list->n[i]++;
-            list->token[i][k] = (uint8_t)r;
-            memcpy(list->q[i][k], a->fine_q + (t + r) * a->ldq + 32 * (at + i), 32);
-            list->block[i][k] = a->fine[(t + r) * a->ldb + at + i];
-        }
 }
 
 // The second terms that R tokens have at unit i of the slice, from the list's k-th on.
@@ -273,11 +249,6 @@ PE_INLINE void many_tokens(const pe_class cls, const pe_scales scales, const pe_
         for (int p = 0; p < 2 * pairs; p++) put(w, bias, panel + p, sums[p / 2][r][p % 2], y + (t + r) * ldy);
 }
 
-// Those that do not do it: mins per 16 (of the smallest formats), and scales up to 2^127, which MAGIC would make infinite.
-// clang-format off
-#define PE_MANY(X) \
-    X(U3, K16) X(U4, D) X(U4, DM) X(U4, K32M) X(U5, D) X(U5, DM) X(U5, K32M) X(U6, K16) X(I8, D) X(IQ4, D) X(IQ4, K32)
-// clang-format on
 #define PE_MANY_FN(cls, scales)                                                                                   \
     static void cls##_##scales##_many(const pe_weight *w, const pe_act *a, const float *bias, int64_t t, int n,   \
                                       int64_t panel, int pairs, float *y, int64_t ldy, slices_scratch *scratch) { \

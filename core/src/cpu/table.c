@@ -5,9 +5,9 @@
 #define PE_TEXT_(x) #x
 #define PE_TEXT(x) PE_TEXT_(x)
 
-extern const pe_kernels PE_FN(kernels);
-const pe_kernels PE_FN(kernels) = {
-    .name = PE_TEXT(PE_ISA),
+extern const pe_kernels PE_OWN(kernels);
+const pe_kernels PE_OWN(kernels) = {
+    .name = PE_TEXT(PE_SET),
     .lanes = VL,
     .supported = v_supported,
     .pack = PE_FN(pack),
@@ -17,8 +17,8 @@ const pe_kernels PE_FN(kernels) = {
     .decode = PE_FN(decode),
     .largest = PE_FN(largest),
     .quantize = PE_FN(quantize),
-    .linear = PE_FN(linear),
-    .linear_scratch = PE_FN(linear_scratch),
+    .linear = PE_OWN(linear),
+    .linear_scratch = PE_OWN(linear_scratch),
     .linear_f32 = PE_FN(linear_f32),
     .rms_norm = PE_FN(rms_norm),
     .layer_norm = PE_FN(layer_norm),
@@ -36,6 +36,6 @@ const pe_kernels PE_FN(kernels) = {
     .row_sums = PE_FN(row_sums),
     .row_split = PE_FN(row_split),
     .probe_read = PE_FN(probe_read),
-    .probe_int8 = PE_FN(probe_int8),
+    .probe_int8 = PE_OWN(probe_int8),
     .probe_f32 = PE_FN(probe_f32),
 };

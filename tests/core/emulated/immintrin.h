@@ -29,6 +29,7 @@ typedef simde__mmask16 __mmask16;
 #undef _mm512_cvtss_f32
 #undef _mm512_extractf32x8_ps
 #undef _mm512_fmadd_ps
+#undef _mm512_mask_i32gather_ps
 #undef _mm512_mask_storeu_ps
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_reduce_add_epi32
@@ -100,6 +101,14 @@ PE_EMULATED float _mm512_cvtss_f32(__m512 a) {
 PE_EMULATED __m256 _mm512_extractf32x8_ps(__m512 a, int half) {
     PE_LANES(__m256, 2, halves, a);
     return halves[half];
+}
+
+PE_EMULATED __m512 _mm512_mask_i32gather_ps(__m512 src, __mmask16 mask, __m512i at, const void *p, int scale) {
+    PE_LANES(float, 16, r, src);
+    PE_LANES(int32_t, 16, lane, at);
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) memcpy(&r[i], (const char *)p + (int64_t)lane[i] * scale, sizeof r[i]);
+    PE_RETURN(__m512, r);
 }
 
 PE_EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const float *p) {  // reads the lanes of the mask alone
