@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ANSWER = 128  # tokens of the answer by which the halves are weighed against each other
 NEAR = 0.75  # of a limit: more threads do not help beyond it
-FAR = 0.35  # of a limit: something else than the machine holds the ops up
+FAR = 0.15  # of a limit: something else than the machine holds the ops up
 
 EXAMPLES = """\b
 Examples:
@@ -197,6 +197,7 @@ def conclude(what: str, half: Half, limits: Limits, bits: float, threads: int, p
         helps.append("other programs that rest meanwhile, if any run")
     kept = half.kv_bytes / (total.cost.bytes or 1.0)
     if nearer == "memory":
+        not_.append(f"faster arithmetic ({arithmetic:.0%} of it is used)")
         if bits > 5:
             helps.append(f"fewer bits per weight ({bits:.1f} now: 4.5 would read {4.5 / bits:.0%} of the weights)")
         else:

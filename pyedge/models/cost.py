@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FLOATS = ("F32", "F16", "BF16")  # weights that are multiplied as float32
 _KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+_SCALING = 2 / 32  # a sum of 32 products is multiplied by the weights' scale, and that by the activations'
 _EXP = 10  # multiply-adds of an exponential, about
 _ANGLE = 40  # of a power, a sine and a cosine in double precision, about
 
@@ -64,8 +65,10 @@ class _Counter:
         columns, outputs, *_ = (*info.shape, 1)
         experts = info.shape[2] if len(info.shape) > 2 else 1
         macs = rows * columns * outputs
-        as_float = self.precision == "f32" or info.type in _FLOATS
-        return Cost(read * info.n_bytes / experts, 0.0 if as_float else macs, macs if as_float else 0.0)
+        n_bytes = read * info.n_bytes / experts
+        if self.precision == "f32" or info.type in _FLOATS:
+            return Cost(n_bytes, f32_macs=macs)
+        return Cost(n_bytes, macs, macs * _SCALING)
 
     def width(self, op: Op) -> int:
         """Of the op's input, or of its output where it has none."""

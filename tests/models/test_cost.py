@@ -36,14 +36,14 @@ def test_every_kind_of_op_has_a_cost() -> None:
 def test_matrices(tiny: tuple[Plan, list[_core.TensorInfo]]) -> None:
     found = by_name(tiny, Batch([(0, 10)], 1))
     qkv = (N_HEAD + 2 * N_KV) * HEAD_DIM * N_EMBD
-    assert found["blk.0.attn_q"] == Cost(qkv * Q8, 10 * qkv, 0)
-    assert found["blk.1.ffn_gate"] == Cost(2 * N_FF * N_EMBD * Q8, 20 * N_FF * N_EMBD, 0)
+    assert found["blk.0.attn_q"] == Cost(qkv * Q8, 10 * qkv, 10 * qkv / 16)  # two multiply-adds scale a sum of 32
+    assert found["blk.1.ffn_gate"] == Cost(2 * N_FF * N_EMBD * Q8, 20 * N_FF * N_EMBD, 20 * N_FF * N_EMBD / 16)
     assert found["output"] == Cost(2 * N_VOCAB * N_EMBD, 0, N_VOCAB * N_EMBD)  # float weights, one row
     assert found["token_embd"] == Cost(10 * N_EMBD * Q8, 0, 10 * N_EMBD)  # the rows of its tokens
     assert found["blk.0.attn_norm"].bytes == 4 * N_EMBD
     assert by_name(tiny, Batch([(0, 10)], 0))["output"] == Cost()
     twice = by_name(tiny, Batch([(0, 20)], 1))
-    assert twice["blk.0.attn_q"] == Cost(qkv * Q8, 20 * qkv, 0)  # weights are read once for all tokens
+    assert twice["blk.0.attn_q"] == Cost(qkv * Q8, 20 * qkv, 20 * qkv / 16)  # weights are read once for all tokens
     as_float = by_name(tiny, Batch([(0, 10)], 1), precision="f32")
     assert as_float["blk.0.attn_q"] == Cost(qkv * Q8, 0, 10 * qkv)
 
