@@ -1,9 +1,9 @@
 """Checks kernels of instruction sets that this machine may not have: `python tests/core/emulate.py [x86|arm]`.
 
-x86: AVX-VNNI, AVX-512 and AMX, their instructions replaced by plain C (emulated/, by SIMDe but for AMX); arm: NEON, compiled by
-a cross compiler and run by qemu. kernel_check holds each set to the vectors and laws that a processor's own sets are
-held to. Ends with a line `N passed, N failed`. Needs numpy, gguf, and of Debian's packages libsimde-dev for x86, or
-gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user for arm.
+x86: AVX-VNNI, AVX-512 and AMX, their instructions replaced by plain C (emulated/, by SIMDe but for AMX); arm: NEON,
+compiled by a cross compiler and run by qemu. kernel_check holds each set to the vectors and laws that a processor's own
+sets are held to. Ends with a line `N passed, N failed`. Needs numpy, gguf, and of Debian's packages libsimde-dev for
+x86, or gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user for arm.
 """
 
 from __future__ import annotations

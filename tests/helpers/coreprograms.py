@@ -31,7 +31,7 @@ except FileNotFoundError:  # no compiler: nothing of this can run
 
 
 def ops_of(isa: str) -> tuple[str, ...]:
-    """What kernel_check is to check of an instruction set: only what is its own, where it extends another. None: all."""
+    """What kernel_check is to check of an instruction set that extends another: what is its own. None: all."""
     return ("linear",) if isa in toolchain.EXTENSIONS else ()
 
 

@@ -253,17 +253,41 @@ RUNS_FN(whole_runs, PE_SCALES_D)
 RUNS_FN(with_m_runs, PE_SCALES_DM)
 RUNS_FN(halves_runs, PE_SCALES_K16)
 
-// The same of any other number: a last slice's. One after the other.
+// Products 0 to n - 1 as RUN_STEP does them, whatever they are: PRODUCT(m, sums, tokens, weights) computes one into its tile,
+// SCALE(m, x) scales its sums.
+#define PIPELINE_STEP(c, stored, scaled, token_tile, weight_tile, n, PRODUCT, SCALE)            \
+    do {                                                                                        \
+        const int done = j + (c) - 3;                                                           \
+        if (done >= -1 && done <= (n)) TILE_STORE(stored, ring, (stored) * sizeof ring[0], 64); \
+        if (j + (c) < (n)) PRODUCT(j + (c), c, token_tile, weight_tile);                        \
+        if (done >= 0 && done < (n)) SCALE(done, ring[scaled]);                                 \
+    } while (0)
+#define PIPELINE(n, PRODUCT, SCALE)                      \
+    _Alignas(64) tile_sums ring[4];                      \
+    for (int j = 0; j < (n) + 3; j += 4) {               \
+        PIPELINE_STEP(0, 2, 1, 4, 6, n, PRODUCT, SCALE); \
+        PIPELINE_STEP(1, 3, 2, 5, 7, n, PRODUCT, SCALE); \
+        PIPELINE_STEP(2, 0, 3, 4, 6, n, PRODUCT, SCALE); \
+        PIPELINE_STEP(3, 1, 0, 5, 7, n, PRODUCT, SCALE); \
+    }
+
+// What multiply_runs does, for any other number of parts: a last slice's.
 FLATTEN static void multiply_last_runs(pe_scales scales, const run *runs, int n_runs, int units) {
-    const int parts = pe_scales_parts(scales) == 16 ? 2 : 1;
-    _Alignas(64) tile_sums x;
-    for (const run *r = runs; r < runs + n_runs; r++)
-        for (int j = 0; j < units * parts; j++) {
-            const int i = j / parts, part = j % parts;
-            TILE_PRODUCT(0, 4, 6, r->tokens->q + 32 * i + 16 * part, 0, r->tokens->ldq, r->u[i].w + 4 * part, 0);
-            TILE_STORE(0, x, 0, 64);
-            scale_part(scales, r->u + i, part, x, r->tokens->scales + i, r->sums);
-        }
+    const int parts = pe_scales_parts(scales) == 16 ? 2 : 1, each = units * parts;
+#define RUN_PRODUCT(m, sums, token_tile, weight_tile)                                                 \
+    do {                                                                                              \
+        const run *const r = runs + (m) / each;                                                       \
+        const int k = (m) % each;                                                                     \
+        TILE_PRODUCT(sums, token_tile, weight_tile, r->tokens->q + 32 / parts * k, 0, r->tokens->ldq, \
+                     r->u[k / parts].w + k % parts * 4, 0);                                           \
+    } while (0)
+#define RUN_SCALE(m, x)                                                               \
+    do {                                                                              \
+        const run *const r = runs + (m) / each;                                       \
+        const int i = (m) % each / parts;                                             \
+        scale_part(scales, r->u + i, (m) % parts, x, r->tokens->scales + i, r->sums); \
+    } while (0)
+    PIPELINE(n_runs * each, RUN_PRODUCT, RUN_SCALE)
 }
 
 // Adds part `part` of the second terms that tile `f` has, of which x are the sums.
@@ -278,30 +302,17 @@ PE_INLINE void scale_fine(const bool have_m, const unit_tiles *u, int part, cons
     }
 }
 
-// As RUN_STEP, product j + c of n.
-#define FINE_STEP(c, stored, scaled, token_tile, weight_tile)                                            \
-    do {                                                                                                 \
-        const int part = (c) % parts, done = j + (c) - 3;                                                \
-        const fine_tile *const f = tile + (j + (c)) / parts;                                             \
-        if (done >= -1 && done <= n) TILE_STORE(stored, ring, (stored) * sizeof ring[0], 64);            \
-        if (j + (c) < n)                                                                                 \
-            TILE_PRODUCT(c, token_tile, weight_tile, list->q[f->unit][f->k], 16 * part, 32, u + f->unit, \
-                         part * 4 * sizeof(vi));                                                         \
-        if (done >= 0 && done < n)                                                                       \
-            scale_fine(have_m, u, ((c) + 1) % parts, tile + done / parts, list, ring[scaled], sums);     \
-    } while (0)
-
 // The second terms that were gathered, as so many tiles.
 PE_INLINE void second_terms(const int parts, const bool have_m, const unit_tiles *u, const fine_list *list,
                             const fine_tile *tile, int n_tiles, vf *sums) {
-    const int n = n_tiles * parts;
-    _Alignas(64) tile_sums ring[4];
-    for (int j = 0; j < n + 3; j += 4) {
-        FINE_STEP(0, 2, 1, 4, 6);
-        FINE_STEP(1, 3, 2, 5, 7);
-        FINE_STEP(2, 0, 3, 4, 6);
-        FINE_STEP(3, 1, 0, 5, 7);
-    }
+#define FINE_PRODUCT(m, sums_, token_tile, weight_tile)                                                \
+    do {                                                                                               \
+        const fine_tile *const f = tile + (m) / parts;                                                 \
+        TILE_PRODUCT(sums_, token_tile, weight_tile, list->q[f->unit][f->k] + (m) % parts * 16, 0, 32, \
+                     u[f->unit].w + (m) % parts * 4, 0);                                               \
+    } while (0)
+#define FINE_SCALE(m, x) scale_fine(have_m, u, (m) % parts, tile + (m) / parts, list, x, sums)
+    PIPELINE(n_tiles * parts, FINE_PRODUCT, FINE_SCALE)
 }
 
 typedef void second_fn(const unit_tiles *u, const fine_list *list, const fine_tile *tile, int n_tiles, vf *sums);
