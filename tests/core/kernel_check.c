@@ -324,7 +324,7 @@ static void check_poison(const product *clean, const float *alone, float poison)
         for (int64_t t = 0; t < p.tokens; t++) p.k->quantize(&p.act, t, cols);
     }
     float *y = take_floats(p.tokens * p.ldy);
-    const int64_t n = p.tokens < 9 ? 4 : 9;  // few of them, or as many as the fastest way is taken for
+    const int64_t n = p.tokens < 16 ? 4 : 16;  // few of them, or as many as the fastest way is taken for
     multiply(&p, 0, n, 0, p.w->n_panels, y);
     bool others = true;
     for (int64_t t = 0; t < n; t++) others = others && (t == 2 || same(y + t * p.ldy, alone + t * p.ldy, p.w->rows));

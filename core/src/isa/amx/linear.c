@@ -8,11 +8,10 @@
 #include "cpu/matmul.h"
 
 enum {
-    MANY_FROM = 9,     // tokens: for 8, AVX-512 takes as long
+    MANY_FROM = 13,    // tokens: with fewer, a tile takes as long as AVX-512 does
     TILE_TOKENS = 16,  // a last tile of fewer is filled up
     MANY_TILES = MANY_TOKENS / TILE_TOKENS,
-    MANY_SUMS = 64,      // tiles of them, of one panel each
-    PANELS_OF_TILE = 2,  // panels unpacked at once for a lone tile: to begin and to end with runs takes time
+    MANY_SUMS = 64,  // tiles of them, of one panel each
     MANY_RUNS = 2 * MANY_TILES,
 };
 
@@ -44,7 +43,7 @@ typedef struct fine_tile {
 
 // What the products work in.
 typedef struct scratch {
-    unit_tiles units[PANELS_OF_TILE][SLICE];
+    unit_tiles units[SLICE];  // of one panel: those of two would push each other out of near cache
     token_tile first[MANY_TILES], second[MANY_TILES];
     fine_list fine;
     fine_tile fine_tiles[SLICE * MANY_TILES];
@@ -179,9 +178,8 @@ PE_INLINE void scale_part(const pe_scales scales, const unit_tiles *u, int part,
     for (int r = 0; r < TILE_TOKENS; r++) sum[r] = vf_fma(u->m, vf_set1(tokens->d_sum[r]), sum[r]);
 }
 
-// The products of a panel's slice with a tile of tokens, and what they add to.
+// Products with a tile of tokens, and what they add to.
 typedef struct run {
-    const unit_tiles *u;
     const token_tile *tokens;
     vf *sums;
     const uint8_t *ahead;  // memory to call for meanwhile, so many lines with every four products
@@ -205,7 +203,7 @@ PE_INLINE void copy_sums(vf *to, const vf *from) {
         if ((c) == 3 && i == 0) {                                                                \
             if (!begins) copy_sums(r[-1].sums, sum);                                             \
             copy_sums(sum, r->sums);                                                             \
-            done = r->u;                                                                         \
+            done = slice;                                                                        \
             done_scales = r->tokens->scales;                                                     \
         }                                                                                        \
         if ((c) == 3 || !begins) scale_part(scales, done, part, ring[scaled], done_scales, sum); \
@@ -213,15 +211,15 @@ PE_INLINE void copy_sums(vf *to, const vf *from) {
     } while (0)
 
 // All of a slice's units with tiles of tokens; the units' parts are a multiple of four.
-PE_INLINE void multiply_runs(const pe_scales scales, const run *runs, int n_runs, int units) {
+PE_INLINE void multiply_runs(const pe_scales scales, const unit_tiles *slice, int units, const run *runs, int n_runs) {
     const int parts = pe_scales_parts(scales) == 16 ? 2 : 1;
     _Alignas(64) tile_sums ring[4];
     vf sum[TILE_TOKENS];
-    const unit_tiles *done = runs->u;
+    const unit_tiles *done = slice;
     const token_scales *done_scales = runs->tokens->scales;
     copy_sums(sum, runs->sums);
     for (const run *r = runs; r < runs + n_runs; r++) {
-        const unit_tiles *u = r->u;
+        const unit_tiles *u = slice;
         const int8_t *q = r->tokens->q;
         const int64_t ldq = r->tokens->ldq;
         const uint8_t *ahead = r->ahead;
@@ -245,10 +243,12 @@ PE_INLINE void multiply_runs(const pe_scales scales, const run *runs, int n_runs
     copy_sums(runs[n_runs - 1].sums, sum);
 }
 
-typedef void runs_fn(const run *runs, int n_runs, int units);
+typedef void runs_fn(const unit_tiles *slice, int units, const run *runs, int n_runs);
 
-#define RUNS_FN(name, scales) \
-    FLATTEN static void name(const run *runs, int n_runs, int units) { multiply_runs(scales, runs, n_runs, units); }
+#define RUNS_FN(name, scales)                                                                   \
+    FLATTEN static void name(const unit_tiles *slice, int units, const run *runs, int n_runs) { \
+        multiply_runs(scales, slice, units, runs, n_runs);                                      \
+    }
 RUNS_FN(whole_runs, PE_SCALES_D)
 RUNS_FN(with_m_runs, PE_SCALES_DM)
 RUNS_FN(halves_runs, PE_SCALES_K16)
@@ -272,20 +272,21 @@ RUNS_FN(halves_runs, PE_SCALES_K16)
     }
 
 // What multiply_runs does, for any other number of parts: a last slice's.
-FLATTEN static void multiply_last_runs(pe_scales scales, const run *runs, int n_runs, int units) {
+FLATTEN static void multiply_last_runs(pe_scales scales, const unit_tiles *slice, int units, const run *runs,
+                                       int n_runs) {
     const int parts = pe_scales_parts(scales) == 16 ? 2 : 1, each = units * parts;
 #define RUN_PRODUCT(m, sums, token_tile, weight_tile)                                                 \
     do {                                                                                              \
         const run *const r = runs + (m) / each;                                                       \
         const int k = (m) % each;                                                                     \
         TILE_PRODUCT(sums, token_tile, weight_tile, r->tokens->q + 32 / parts * k, 0, r->tokens->ldq, \
-                     r->u[k / parts].w + k % parts * 4, 0);                                           \
+                     slice[k / parts].w + k % parts * 4, 0);                                          \
     } while (0)
-#define RUN_SCALE(m, x)                                                               \
-    do {                                                                              \
-        const run *const r = runs + (m) / each;                                       \
-        const int i = (m) % each / parts;                                             \
-        scale_part(scales, r->u + i, (m) % parts, x, r->tokens->scales + i, r->sums); \
+#define RUN_SCALE(m, x)                                                                \
+    do {                                                                               \
+        const run *const r = runs + (m) / each;                                        \
+        const int i = (m) % each / parts;                                              \
+        scale_part(scales, slice + i, (m) % parts, x, r->tokens->scales + i, r->sums); \
     } while (0)
     PIPELINE(n_runs * each, RUN_PRODUCT, RUN_SCALE)
 }
@@ -355,7 +356,7 @@ static void many_tokens(load_fn *load, const pe_weight *w, const pe_act *a, cons
     runs_fn *const multiply = parts == 2 ? halves_runs : have_m ? with_m_runs : whole_runs;
     second_fn *const second = parts == 2 ? halves_second : have_m ? with_m_second : whole_second;
     const int64_t n_units = w->n_blocks * in_block;
-    const int n_tiles = (n + TILE_TOKENS - 1) / TILE_TOKENS, step = n_tiles == 1 ? PANELS_OF_TILE : 1;
+    const int n_tiles = (n + TILE_TOKENS - 1) / TILE_TOKENS;
     memset(s->sums, 0, (size_t)(panels * n_tiles) * sizeof s->sums[0]);
     begin_tiles(parts);
     for (int64_t at = 0; at < n_units; at += SLICE) {
@@ -364,27 +365,19 @@ static void many_tokens(load_fn *load, const pe_weight *w, const pe_act *a, cons
                    s->first);
         const int n_fine = lay_fine(a, t, n, at, units, have_m, s);
         const size_t slice_bytes = (size_t)(units / in_block) * w->block_bytes;
-        const int passes = n_tiles * (n_fine < 0 ? 2 : 1),
-                  lines = (int)(slice_bytes / 16) / (units * parts * passes) + 1;
-        for (int p = 0; p < panels; p += step) {
+        const int n_runs = n_tiles * (n_fine < 0 ? 2 : 1);
+        const int lines = (int)(slice_bytes / 16) / (units * parts * n_runs) + 1;
+        for (int p = 0; p < panels; p++) {
+            const uint8_t *data = w->data + (size_t)(panel + p) * w->panel_bytes;
+            const uint8_t *block = data + (size_t)(at / in_block) * w->block_bytes, *ahead = block + slice_bytes;
+            vf(*const sums)[TILE_TOKENS] = s->sums + p * n_tiles;
             run runs[MANY_RUNS];
-            int n_runs = 0;
-            const int end = p + step < panels ? p + step : panels;
-            for (int i = p; i < end; i++) {
-                const uint8_t *data = w->data + (size_t)(panel + i) * w->panel_bytes;
-                const uint8_t *block = data + (size_t)(at / in_block) * w->block_bytes, *ahead = block + slice_bytes;
-                load(block, w->block_bytes, units, s->units[i - p]);
-                for (int k = 0; k < passes; k++) {
-                    const token_tile *tokens = k < n_tiles ? &s->first[k] : &s->second[k - n_tiles];
-                    runs[n_runs++] = (run){s->units[i - p], tokens, s->sums[i * n_tiles + k % n_tiles], ahead, lines};
-                    ahead += lines * units * parts * 16;
-                }
-            }
-            if (units * parts % 4) multiply_last_runs(w->scales, runs, n_runs, units);
-            else multiply(runs, n_runs, units);
-            if (n_fine <= 0) continue;
-            for (int i = p; i < end; i++)
-                second(s->units[i - p], &s->fine, s->fine_tiles, n_fine, s->sums[i * n_tiles]);
+            for (int k = 0; k < n_runs; k++, ahead += lines * units * parts * 16)
+                runs[k] = (run){k < n_tiles ? &s->first[k] : &s->second[k - n_tiles], sums[k % n_tiles], ahead, lines};
+            load(block, w->block_bytes, units, s->units);
+            if (units * parts % 4) multiply_last_runs(w->scales, s->units, units, runs, n_runs);
+            else multiply(s->units, units, runs, n_runs);
+            if (n_fine > 0) second(s->units, &s->fine, s->fine_tiles, n_fine, sums[0]);
         }
     }
     TILES_END();  // a thread whose tiles are in use is slower to switch to
