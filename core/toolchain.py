@@ -36,6 +36,9 @@ _ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Where a set's kernels find the headers that its own folder lacks.
 BASES = {"avxvnni": "avx2", "amx": "avx512"}
 
+# What the assembler must know of a set whose instructions the compiler does not make.
+_ASSEMBLY = {"amx": 'void f(void) { __asm__("tilerelease"); }'}
+
 # Sets that take their base's functions but for those of their own folder's sources.
 EXTENSIONS = {"amx"}
 
@@ -68,7 +71,11 @@ def isas(machine: str | None = None, cc: Sequence[str] = ()) -> dict[str, list[s
     """
     name = (machine or platform.machine()).lower()
     sets = {"scalar": []} | _FLAGS.get(_ALIASES.get(name, name), {})
-    return {isa: flags for isa, flags in sets.items() if not flags or _knows(cc or compiler(), flags)}
+    return {
+        isa: flags
+        for isa, flags in sets.items()
+        if not flags or _knows(cc or compiler(), flags, _ASSEMBLY.get(isa, ""))
+    }
 
 
 def compile_all(
@@ -128,8 +135,9 @@ def isa_defines(sets: Iterable[str]) -> list[str]:
     return [f"-DPE_HAVE_{isa.upper()}" for isa in sets]
 
 
-def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
-    return subprocess.run([*cc, *flags, "-E", "-x", "c", os.devnull], capture_output=True).returncode == 0
+def _knows(cc: Sequence[str], flags: Sequence[str], source: str) -> bool:
+    command = [*cc, *flags, "-c", "-x", "c", "-", "-o", os.devnull]
+    return subprocess.run(command, input=source.encode(), capture_output=True).returncode == 0
 
 
 def _compile(source: Path, obj: Path, command: Sequence[str], newest_header: float) -> None:

@@ -54,7 +54,8 @@ PE_API void pe_machine_query(pe_machine *out);
 
 enum { PE_MAX_THREADS = 255 };
 
-// Instruction sets of this build, best last; `supported` says whether this processor runs them. 0 <= i < count.
+// Instruction sets of this build, best last; `supported` says whether this processor runs them. 0 <= i < count. For AMX the
+// kernel is asked, once, and then every stack for signals in this process must have room for its registers.
 PE_API int32_t pe_isa_count(void);
 PE_API const char *pe_isa_name(int32_t i, bool *supported);
 // The set that kernels use: the best supported one, or the one PYEDGE_ISA names. Fails if that one cannot run here.

@@ -8,7 +8,7 @@
 
 enum {
     STREAM_BYTES = 32768,  // weights per item when few tokens share them: small, so that no thread waits for another
-    ITEM_PANELS = 8,       // panels per item when many tokens do
+    ITEM_PANELS = 16,      // panels per item when many tokens do
     ITEM_TOKENS = 128,     // tokens per item then
     SPLIT_CHUNKS = 8,      // attention chunks per item, at least, when a context is cut
     SPLIT_ITEMS = 8,       // a tile's context is cut where there would be fewer items than so many per thread like it

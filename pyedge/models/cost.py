@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FLOATS = ("F32", "F16", "BF16")  # weights that are multiplied as float32
 _KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-_SCALING = 2 / 32  # a sum of 32 products is multiplied by the weights' scale, and that by the activations'
+_SCALING = 2 / 32  # at least: a sum of 32 products is multiplied by the weights' scale, and by the activations'
 _EXP = 10  # multiply-adds of an exponential, about
 _ANGLE = 40  # of a power, a sine and a cosine in double precision, about
 

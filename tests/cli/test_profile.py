@@ -149,6 +149,11 @@ def test_neither_is_near() -> None:
     assert found.limit == "neither"
     assert found.why == "Writing is far from both limits: 10% of what memory gives, 1% of the arithmetic."
     assert "more threads (1 of 2" in found.helps[0]
+    # A prompt read by tiles is at 18 to 26 % on a machine that does nothing else, and below half of that beside others.
+    limits = {
+        share: conclude("reading", half(1.0, Cost(0, share * 1e11)), LIMITS, 4.5, 2, 2).limit for share in (0.1, 0.18)
+    }
+    assert limits == {0.1: "neither", 0.18: "arithmetic"}
 
 
 def test_the_slow_half() -> None:

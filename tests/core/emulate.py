@@ -24,7 +24,8 @@ import coreprograms
 from coreprograms import toolchain
 
 _HEADERS = Path(__file__).resolve().parent / "emulated"
-_VERSION = zlib.crc32(b"".join(p.read_bytes() for p in sorted(_HEADERS.iterdir())))  # a change of them compiles anew
+_TILES = coreprograms.EMULATED_TILES
+_VERSION = zlib.crc32(b"".join(p.read_bytes() for p in sorted(_HEADERS.rglob("*.h"))))  # a change of them compiles anew
 # -Wno-psabi: no vector is passed between this code and another compiler's.
 _SHIM = [f"-I{_HEADERS}", f"-DPE_HEADERS={_VERSION}", "-Wno-psabi", "-O1"]
 _ARM = ["aarch64-linux-gnu-gcc"]
@@ -51,7 +52,7 @@ TARGETS = {
     "x86": Target(
         ("avxvnni", "avx512", "amx"),
         "libsimde-dev",
-        sets={"scalar": [], "avxvnni": _SHIM, "avx512": _SHIM, "amx": _SHIM},
+        sets={"scalar": [], "avxvnni": _SHIM, "avx512": _SHIM, "amx": [*_TILES, *_SHIM]},
     ),
 }
 

@@ -1,8 +1,8 @@
 // Runs every kernel of every instruction set of this build that the processor supports, against vectors that
 // make_vectors.py wrote, and checks what must hold between any two runs of a kernel: a row's bits depend on the row alone.
 //
-//     kernel_check formats          the formats that this build runs, one a line: name, number
-//     kernel_check VECTORS [ISA]    all checks, or those of one instruction set
+//     kernel_check formats               the formats that this build runs, one a line: name, number
+//     kernel_check VECTORS [ISA [OP]]    all checks, or those of one instruction set, or of one op in it
 //
 // Owns tolerances that no vector names and the laws of kernels.h. Does not own expectations: they come from numpy; nor
 // rows of logits (row_check.h).
@@ -298,12 +298,13 @@ static void check_part(const product *p, const float *alone, int64_t t0, int64_t
 }
 
 static void check_parts(const product *p, const float *alone) {
-    static const int64_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 130};
+    static const int64_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 30, 33, 47, 130};
+    const size_t n_counts = sizeof counts / sizeof counts[0];
     const int64_t panels = p->w->n_panels;
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+    for (size_t i = 0; i < n_counts; i++) {
         const int64_t n = counts[i];
         if (n > p->tokens) break;
-        const int64_t t0 = (p->tokens - n) * (int64_t)i / 10;
+        const int64_t t0 = (p->tokens - n) * (int64_t)i / (int64_t)(n_counts - 1);
         check_part(p, alone, t0, t0 + n, 0, panels);
         if (panels > 1) check_part(p, alone, t0, t0 + n, (int64_t)i % panels, panels);
         if (panels > 2) check_part(p, alone, t0, t0 + n, 1, panels - 1);
@@ -324,7 +325,7 @@ static void check_poison(const product *clean, const float *alone, float poison)
         for (int64_t t = 0; t < p.tokens; t++) p.k->quantize(&p.act, t, cols);
     }
     float *y = take_floats(p.tokens * p.ldy);
-    const int64_t n = p.tokens < 16 ? 4 : 16;  // few of them, or as many as the fastest way is taken for
+    const int64_t n = p.tokens < 15 ? 4 : 15;  // few of them, or as many as the fastest way is taken for
     multiply(&p, 0, n, 0, p.w->n_panels, y);
     bool others = true;
     for (int64_t t = 0; t < n; t++) others = others && (t == 2 || same(y + t * p.ldy, alone + t * p.ldy, p.w->rows));
@@ -373,13 +374,15 @@ static void check_linear(const pe_kernels *k, const vector_case *c) {
     p.f32 = true;
     check_product(&p, c, number(c, "tolerance_f32"));
     if (!s.format->lanes || tokens > 40) return;
-    // As for logits: every block has a second term, none of them 0.
+    // Second terms that are not 0: of every block, as for logits, or of every other one.
     for (int64_t i = 0; i < (tokens - 1) * ldx + s.cols; i++)
         spread[i] = (float)((uint32_t)i * 2654435761u >> 8) / 8388608.0f - 1;
     p.f32 = false;
-    p.act.fine_above = 0;
-    for (int64_t t = 0; t < tokens; t++) k->quantize(&p.act, t, s.cols);
-    check_parts(&p, multiply_alone(&p));
+    for (int half = 0; half < 2; half++) {
+        p.act.fine_above = (float)half;
+        for (int64_t t = 0; t < tokens; t++) k->quantize(&p.act, t, s.cols);
+        check_parts(&p, multiply_alone(&p));
+    }
 }
 
 // ---- row by row ------------------------------------------------------------------------------------------------------

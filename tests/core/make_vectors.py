@@ -174,6 +174,8 @@ def linear_cases(formats: list[tuple[str, int]]) -> Iterator[Case]:
         # 37 and 70 rows end inside a panel; 70 are four panels at once, four more and one alone.
         shapes = [(8, block, 130), (37, max(288, block), 130), (70, max(96, block), 33), (1, 2048, 9), (9, 2304, 9)]
         shapes += [(20, 640, 40)]  # more than one slice of 16 blocks of 32, and tile of 16 tokens
+        if name == "Q4_0":
+            shapes += [(417, 32, 130)]  # more panels than are multiplied at once
         if name in FLOATS:
             shapes += [(9, 1, 9), (37, 7, 33), (12, 101, 9)]
         for i, (rows, k, t) in enumerate(shapes):

@@ -1,9 +1,10 @@
 """Runs the core's C programs under the sanitizers: `python tests/core/sanitize.py [address|thread]`.
 
 With the address and undefined-behaviour sanitizers all programs run, the kernels for the instruction sets of this
-processor (but for those that are another one's vocabulary with a dot product of their own); with the thread sanitizer
-the thread pool and whole steps on several threads, which are the same whatever the set. Ends with a line `N passed, N
-failed`. Needs a C compiler with its sanitizers, numpy and gguf.
+processor (but for those that are another one's vocabulary with a dot product of their own; of AMX the tiles are
+emulated, since no sanitizer sees what assembly reads); with the thread sanitizer the thread pool and whole steps on
+several threads, which are the same whatever the set. Ends with a line `N passed, N failed`. Needs a C compiler with its
+sanitizers, numpy and gguf.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def sets_of(sanitizer: str) -> dict[str, list[str]]:
     every = toolchain.isas()
     if sanitizer == "thread":
         return {"scalar": every["scalar"]}
-    return {name: flags for name, flags in every.items() if name not in toolchain.BASES}
+    own = {name: flags for name, flags in every.items() if name not in toolchain.BASES}
+    return own | {name: [*every[name], *coreprograms.EMULATED_TILES] for name in toolchain.EXTENSIONS if name in every}
 
 
 def main(sanitizers: list[str]) -> int:
@@ -71,7 +73,7 @@ def main(sanitizers: list[str]) -> int:
                 command = [str(built / program), *coreprograms.arguments(program, inputs), *more]
                 commands = [command]
                 if program == "kernel_check":  # a process for each set, side by side
-                    commands = [[*command, name] for name in sets]
+                    commands = [[*command, name, *coreprograms.ops_of(name)] for name in sets]
                 with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
                     outcomes = list(pool.map(lambda c: coreprograms.run(c, ENVIRONMENT), commands))
                 passed += sum(o.passed for o in outcomes)

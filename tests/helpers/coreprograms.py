@@ -22,6 +22,7 @@ import toolchain
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "core"
 BUILD = TESTS.parent / "build" / "core-tests"  # kept, so that only what changed is compiled again
+EMULATED_TILES = (f"-I{TESTS / 'core' / 'emulated' / 'amx'}",)  # AMX's instructions in plain C
 PROGRAMS = ("kernel_check", "threads_check", "machine_check", "gguf_check", "plan_check")
 
 try:

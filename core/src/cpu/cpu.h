@@ -9,7 +9,7 @@
 #define PE_JOIN_(a, b) pe_##a##_##b
 #define PE_JOIN(a, b) PE_JOIN_(a, b)
 #define PE_FN(name) PE_JOIN(name, PE_ISA)   // linear -> pe_linear_avx2
-#define PE_OWN(name) PE_JOIN(name, PE_SET)  // of a set that extends another, those functions that are not the other's
+#define PE_OWN(name) PE_JOIN(name, PE_SET)  // the same, but where a set takes most functions from another: its own
 
 size_t PE_FN(block_bytes)(pe_class cls, pe_scales scales);
 void PE_FN(pack)(const pe_weight *w, const pe_format_row *f, const void *src, int64_t p0, int64_t p1);

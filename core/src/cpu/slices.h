@@ -23,7 +23,7 @@ typedef struct slice {
 // Unpacks `n` units from unit `at` on.
 PE_INLINE void load_slice(const pe_class cls, const pe_scales scales, const pe_weight *w, int64_t panel, int64_t at,
                           int n, slice *to) {
-    const int units = units_of(scales), all = pe_scales_parts(scales), parts = all == 16 ? 2 : 1;
+    const int units = units_of(scales), parts = pe_scales_parts(scales) == 16 ? 2 : 1;
     for (int p = 0; p < 2; p++)
         for (int i = 0; i < n; i++) {
             const int u = (int)((at + i) % units);
@@ -33,15 +33,11 @@ PE_INLINE void load_slice(const pe_class cls, const pe_scales scales, const pe_w
 #pragma GCC unroll 8
             for (int g = 0; g < 8; g++) to->w[i][p][g] = dot_group(cls, unit, g);
             for (int part = 0; part < parts; part++) {
-                vf d = load_d(scales, block);
-                if (all) d = vf_mul(d, vi_to_f32(load_part(scales, block, parts * u + part).sub));
+                const vf d = scale_of(scales, block, u, part);
                 to->d[i][p][part] = d;
                 to->minus_magic[i][p][part] = vf_mul(d, vf_set1(-MAGIC));
             }
-            if (!pe_scales_have_m(scales)) continue;
-            vf m = vf_load_f16((const uint16_t *)(block + m_at(scales)));
-            if (all) m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(load_part(scales, block, u).min)));
-            to->m[i][p] = m;
+            if (pe_scales_have_m(scales)) to->m[i][p] = minimum_of(scales, block, u);
         }
 }
 

@@ -11,13 +11,13 @@ enum {
     MANY_FROM = 13,    // tokens: with fewer, a tile takes as long as AVX-512 does
     TILE_TOKENS = 16,  // a last tile of fewer is filled up
     MANY_TILES = MANY_TOKENS / TILE_TOKENS,
-    MANY_SUMS = 64,  // tiles of them, of one panel each
+    MANY_SUMS = 128,  // tiles of them, of one panel each
     MANY_RUNS = 2 * MANY_TILES,
 };
 
 // A unit of a panel, as tiles read it.
 typedef struct unit_tiles {
-    vi w[8];            // the integers of the groups, times `scale_of_integers`
+    vi w[8];            // the integers of the groups, times `times_of_integers`
     vf d[2];            // of the parts: the scale
     vf minus_magic[2];  // -MAGIC times it
     vf m;
@@ -33,20 +33,23 @@ typedef struct token_tile {
     const int8_t *q;  // [16, ldq]
     int64_t ldq;
     token_scales scales[SLICE];
-    int8_t last[TILE_TOKENS][32 * SLICE + 64];  // their activations, if they are fewer than 16
 } token_tile;
+typedef int8_t last_tokens[TILE_TOKENS][32 * SLICE + 64];  // activations of a tile that has fewer tokens
 
 // Second terms of a unit with up to 16 tokens, from k on in the list.
-typedef struct fine_tile {
+typedef struct fine_group {
     int unit, k, n;
-} fine_tile;
+} fine_group;
 
 // What the products work in.
 typedef struct scratch {
     unit_tiles units[SLICE];  // of one panel: those of two would push each other out of near cache
     token_tile first[MANY_TILES], second[MANY_TILES];
-    fine_list fine;
-    fine_tile fine_tiles[SLICE * MANY_TILES];
+    last_tokens first_last, second_last;
+    bool all_fine;   // `second` holds the second terms, else
+    fine_list fine;  // the list, as so many groups
+    int n_groups;
+    fine_group groups[SLICE * MANY_TILES];
     vf sums[MANY_SUMS][TILE_TOKENS];  // [panel][tile]
 } scratch;
 
@@ -73,26 +76,22 @@ PE_INLINE void load_integers(const pe_class cls, const pe_scales scales, const u
     }
 }
 
-PE_INLINE float scale_of_integers(const pe_class cls, const pe_scales scales) {
+PE_INLINE float times_of_integers(const pe_class cls, const pe_scales scales) {
     return cls == PE_CLASS_U4 && !pe_scales_have_m(scales) ? 16 : 1;
 }
 
 // Unpacks unit u of a panel's block.
 PE_INLINE void load_unit(const pe_class cls, const pe_scales scales, const uint8_t *block, int u, unit_tiles *to) {
-    const int all = pe_scales_parts(scales), parts = all == 16 ? 2 : 1;
+    const int parts = pe_scales_parts(scales) == 16 ? 2 : 1;
     load_integers(cls, scales, block + units_at(scales) + (size_t)u * unit_bytes(cls), to->w);
 #pragma GCC unroll 2
     for (int part = 0; part < parts; part++) {
-        vf d = load_d(scales, block);
-        if (all) d = vf_mul(d, vi_to_f32(load_part(scales, block, parts * u + part).sub));
-        const float scale = scale_of_integers(cls, scales);
-        to->d[part] = scale == 1 ? d : vf_mul(d, vf_set1(1 / scale));  // a power of two
-        to->minus_magic[part] = vf_mul(d, vf_set1(-MAGIC / scale));
+        const vf d = scale_of(scales, block, u, part);
+        const float times = times_of_integers(cls, scales);  // a power of two
+        to->d[part] = times == 1 ? d : vf_mul(d, vf_set1(1 / times));
+        to->minus_magic[part] = vf_mul(d, vf_set1(-MAGIC / times));
     }
-    if (!pe_scales_have_m(scales)) return;
-    vf m = vf_load_f16((const uint16_t *)(block + m_at(scales)));
-    if (all) m = vf_sub(vf_zero(), vf_mul(m, vi_to_f32(load_part(scales, block, u).min)));
-    to->m = m;
+    if (pe_scales_have_m(scales)) to->m = minimum_of(scales, block, u);
 }
 
 typedef void load_fn(const uint8_t *block, size_t block_bytes, int units, unit_tiles *to);
@@ -114,7 +113,7 @@ PE_INLINE vf gather(const float *from, int64_t stride, int n) {
 
 // Lays terms of n tokens out as tiles. q: [n, ldq], b: [n, ldb], both from the slice on.
 static void lay_tokens(const int8_t *q, int64_t ldq, const pe_act_block *b, int64_t ldb, int n, int units, bool have_m,
-                       token_tile *to) {
+                       token_tile *to, int8_t (*last)[sizeof(last_tokens) / TILE_TOKENS]) {
     const int64_t stride = ldb * (int64_t)sizeof *b;
     for (int r = 0; r < n; r += TILE_TOKENS, to++) {
         const int left = n - r;
@@ -126,9 +125,9 @@ static void lay_tokens(const int8_t *q, int64_t ldq, const pe_act_block *b, int6
         to->q = q + r * ldq;
         to->ldq = ldq;
         if (left >= TILE_TOKENS) continue;
-        for (int k = 0; k < left; k++) memcpy(to->last[k], q + (r + k) * ldq, (size_t)(32 * units));
-        to->q = to->last[0];
-        to->ldq = sizeof to->last[0];
+        for (int k = 0; k < left; k++) memcpy(last[k], q + (r + k) * ldq, (size_t)(32 * units));
+        to->q = last[0];
+        to->ldq = sizeof last[0];
     }
 }
 
@@ -191,7 +190,7 @@ PE_INLINE void copy_sums(vf *to, const vf *from) {
     for (int r = 0; r < TILE_TOKENS; r++) to[r] = from[r];
 }
 
-// Product c of four, c a literal: its sums go into tile c. Those of two products before, in tile (c + 2) % 4, are stored: a
+// Product c of four, c a literal, of the loops of multiply_runs, whose names it takes: its sums go into tile c. Those of two products before, in tile (c + 2) % 4, are stored: a
 // store that waits for its sums would keep everything behind it waiting. Those of three before, `scaled` of the ring, are
 // scaled meanwhile.
 #define RUN_STEP(c, stored, scaled, token_tile, weight_tile)                                     \
@@ -291,8 +290,8 @@ FLATTEN static void multiply_last_runs(pe_scales scales, const unit_tiles *slice
     PIPELINE(n_runs * each, RUN_PRODUCT, RUN_SCALE)
 }
 
-// Adds part `part` of the second terms that tile `f` has, of which x are the sums.
-PE_INLINE void scale_fine(const bool have_m, const unit_tiles *u, int part, const fine_tile *f, const fine_list *list,
+// Adds part `part` of the second terms that group f has, of which x are the sums.
+PE_INLINE void scale_fine(const bool have_m, const unit_tiles *u, int part, const fine_group *f, const fine_list *list,
                           const int32_t (*x)[VL], vf *sums) {
     u += f->unit;
     const pe_act_block *b = &list->block[f->unit][f->k];
@@ -303,24 +302,24 @@ PE_INLINE void scale_fine(const bool have_m, const unit_tiles *u, int part, cons
     }
 }
 
-// The second terms that were gathered, as so many tiles.
+// The second terms that were gathered.
 PE_INLINE void second_terms(const int parts, const bool have_m, const unit_tiles *u, const fine_list *list,
-                            const fine_tile *tile, int n_tiles, vf *sums) {
+                            const fine_group *groups, int n_groups, vf *sums) {
 #define FINE_PRODUCT(m, sums_, token_tile, weight_tile)                                                \
     do {                                                                                               \
-        const fine_tile *const f = tile + (m) / parts;                                                 \
+        const fine_group *const f = groups + (m) / parts;                                              \
         TILE_PRODUCT(sums_, token_tile, weight_tile, list->q[f->unit][f->k] + (m) % parts * 16, 0, 32, \
                      u[f->unit].w + (m) % parts * 4, 0);                                               \
     } while (0)
-#define FINE_SCALE(m, x) scale_fine(have_m, u, (m) % parts, tile + (m) / parts, list, x, sums)
-    PIPELINE(n_tiles * parts, FINE_PRODUCT, FINE_SCALE)
+#define FINE_SCALE(m, x) scale_fine(have_m, u, (m) % parts, groups + (m) / parts, list, x, sums)
+    PIPELINE(n_groups * parts, FINE_PRODUCT, FINE_SCALE)
 }
 
-typedef void second_fn(const unit_tiles *u, const fine_list *list, const fine_tile *tile, int n_tiles, vf *sums);
+typedef void second_fn(const unit_tiles *u, const fine_list *list, const fine_group *groups, int n_groups, vf *sums);
 
-#define SECOND_FN(name, parts, have_m)                                                                             \
-    FLATTEN static void name(const unit_tiles *u, const fine_list *list, const fine_tile *tile, int n, vf *sums) { \
-        second_terms(parts, have_m, u, list, tile, n, sums);                                                       \
+#define SECOND_FN(name, parts, have_m)                                                                                \
+    FLATTEN static void name(const unit_tiles *u, const fine_list *list, const fine_group *groups, int n, vf *sums) { \
+        second_terms(parts, have_m, u, list, groups, n, sums);                                                        \
     }
 SECOND_FN(whole_second, 1, false)
 SECOND_FN(with_m_second, 1, true)
@@ -328,24 +327,23 @@ SECOND_FN(halves_second, 2, false)
 
 // ---- products --------------------------------------------------------------------------------------------------------
 
-// Lays the second terms of a slice out: as tiles of tokens, where all have all of them, else as a list of `fine_tiles`;
-// returns how many there are of those, or -1.
-static int lay_fine(const pe_act *a, int64_t t, int n, int64_t at, int units, bool have_m, scratch *s) {
+// Lays the second terms of a slice out: as tiles of tokens, where all have all of them, else as groups of a list.
+static void lay_fine(const pe_act *a, int64_t t, int n, int64_t at, int units, bool have_m, scratch *s) {
     unsigned all = (1u << units) - 1;
     for (int r = 0; r < n; r++) all &= fine_units(a, t + r, at);
-    if (all == (1u << units) - 1) {
+    s->all_fine = all == (1u << units) - 1;
+    s->n_groups = 0;
+    if (s->all_fine) {
         lay_tokens(a->fine_q + t * a->ldq + 32 * at, a->ldq, a->fine + t * a->ldb + at, a->ldb, n, units, have_m,
-                   s->second);
-        return -1;
+                   s->second, s->second_last);
+        return;
     }
-    int tiles = 0;
     gather_fine(a, t, n, at, &s->fine);
     for (int i = 0; i < units; i++)
         for (int k = 0; k < s->fine.n[i]; k += TILE_TOKENS) {
             const int left = s->fine.n[i] - k;
-            s->fine_tiles[tiles++] = (fine_tile){i, k, left < TILE_TOKENS ? left : TILE_TOKENS};
+            s->groups[s->n_groups++] = (fine_group){i, k, left < TILE_TOKENS ? left : TILE_TOKENS};
         }
-    return tiles;
 }
 
 // Slice by slice, as AVX-512 does it. n tokens from t on; with `panels` panels they are MANY_SUMS tiles at most.
@@ -361,23 +359,23 @@ static void many_tokens(load_fn *load, const pe_weight *w, const pe_act *a, cons
     begin_tiles(parts);
     for (int64_t at = 0; at < n_units; at += SLICE) {
         const int units = n_units - at < SLICE ? (int)(n_units - at) : SLICE;
-        lay_tokens(a->q + t * a->ldq + 32 * at, a->ldq, a->blocks + t * a->ldb + at, a->ldb, n, units, have_m,
-                   s->first);
-        const int n_fine = lay_fine(a, t, n, at, units, have_m, s);
+        lay_tokens(a->q + t * a->ldq + 32 * at, a->ldq, a->blocks + t * a->ldb + at, a->ldb, n, units, have_m, s->first,
+                   s->first_last);
+        lay_fine(a, t, n, at, units, have_m, s);
         const size_t slice_bytes = (size_t)(units / in_block) * w->block_bytes;
-        const int n_runs = n_tiles * (n_fine < 0 ? 2 : 1);
-        const int lines = (int)(slice_bytes / 16) / (units * parts * n_runs) + 1;
+        const int n_runs = n_tiles * (s->all_fine ? 2 : 1);
+        const int lines = (int)(4 * slice_bytes / 64) / (units * parts * n_runs) + 1;  // with every four products
         for (int p = 0; p < panels; p++) {
             const uint8_t *data = w->data + (size_t)(panel + p) * w->panel_bytes;
             const uint8_t *block = data + (size_t)(at / in_block) * w->block_bytes, *ahead = block + slice_bytes;
             vf(*const sums)[TILE_TOKENS] = s->sums + p * n_tiles;
             run runs[MANY_RUNS];
-            for (int k = 0; k < n_runs; k++, ahead += lines * units * parts * 16)
+            for (int k = 0; k < n_runs; k++, ahead += lines * units * parts / 4 * 64)
                 runs[k] = (run){k < n_tiles ? &s->first[k] : &s->second[k - n_tiles], sums[k % n_tiles], ahead, lines};
             load(block, w->block_bytes, units, s->units);
             if (units * parts % 4) multiply_last_runs(w->scales, s->units, units, runs, n_runs);
             else multiply(s->units, units, runs, n_runs);
-            if (n_fine > 0) second(s->units, &s->fine, s->fine_tiles, n_fine, sums[0]);
+            if (s->n_groups) second(s->units, &s->fine, s->groups, s->n_groups, sums[0]);
         }
     }
     TILES_END();  // a thread whose tiles are in use is slower to switch to
