@@ -136,6 +136,14 @@ int64_t pe_os_now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+int32_t pe_os_processor(void) {
+#ifdef __linux__
+    return (int32_t)sched_getcpu();  // -1 on failure
+#else
+    return -1;
+#endif
+}
+
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 #ifdef __SANITIZE_ADDRESS__  // which sees the ends of heap blocks, and not those of mappings

@@ -42,6 +42,9 @@ void pe_os_query(pe_os_hardware *out);
 // Nanoseconds since some moment: never goes back.
 int64_t pe_os_now(void);
 
+// The number of the processor that this thread is on at the moment; -1 where the system does not tell.
+int32_t pe_os_processor(void);
+
 // Sleeps while *word == expected, until pe_os_wake or a spurious wake-up. pe_os_wake wakes up to n sleepers on word.
 void pe_os_wait(_Atomic uint32_t *word, uint32_t expected);
 void pe_os_wake(_Atomic uint32_t *word, int n);

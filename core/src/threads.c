@@ -36,6 +36,11 @@ static struct pool {
     _Alignas(64) _Atomic uint32_t wider;  // counts jobs wider than the one before: what workers without use sleep on
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+// Where each thread was when it last looked for items.
+static struct place {
+    _Alignas(64) _Atomic int32_t processor;
+} places[PE_MAX_THREADS];
+
 static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -44,18 +49,36 @@ static inline void relax(void) {
 #endif
 }
 
-// Spins until *word != value, for 50 microseconds at most: longer than the gaps between two ops of a step, shorter than
-// a time slice. True if it changed.
-static bool spin(_Atomic uint32_t *word, uint32_t value) {
+// True if another thread of the job has, or may have, the processor that this one is on.
+static bool shares_processor(int thread) {
+    const int32_t here = pe_os_processor();
+    const int width = ticket_width(atomic_load_explicit(&pool.now, memory_order_relaxed));
+    for (int i = 0; i < width; i++)
+        if (i != thread && atomic_load_explicit(&places[i].processor, memory_order_relaxed) == here) return true;
+    return here < 0;
+}
+
+// Spins until *word != value; true if it changed. For 50 microseconds at most, longer than the gaps between two ops of a
+// step, where it may keep the very thread it waits for from running. Else ten times that, which covers what a caller does
+// between two steps: beside another busy process, who sleeps is woken behind it, often a whole turn (4 ms) late, and
+// finds the others' turn over. On two busy processors SmolLM2 writes 11 % faster for it (8 runs each, in turn: 95 to 132
+// tokens/s, 101 to 145), on two idle ones 2 %; two threads on one processor, and four on two, lose nothing.
+static bool spin(_Atomic uint32_t *word, uint32_t value, int thread) {
+    enum { SHORT = 50000, LONG = 500000 };
     const int64_t start = pe_os_now();
     for (int i = 1;; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) != value) return true;
         relax();
-        if (i % 16 == 0 && pe_os_now() - start > 50000) return false;
+        if (i % 16) continue;
+        const int64_t waited = pe_os_now() - start;
+        if (waited > LONG || (waited > SHORT && shares_processor(thread))) return false;
     }
 }
 
 static void take_items(int worker) {
+    const int32_t here = pe_os_processor();
+    if (atomic_load_explicit(&places[worker].processor, memory_order_relaxed) != here)
+        atomic_store_explicit(&places[worker].processor, here, memory_order_relaxed);
     for (;;) {
         ticket t = atomic_load_explicit(&pool.now, memory_order_acquire);
         do {
@@ -83,7 +106,7 @@ static void *worker_main(void *arg) {
             pe_os_wait(&pool.wider, wider);
             continue;
         }
-        if (spin(&pool.jobs, seen)) continue;
+        if (spin(&pool.jobs, seen, worker)) continue;
         atomic_fetch_add(&pool.sleepers, 1);
         pe_os_wait(&pool.jobs, seen);
         atomic_fetch_sub(&pool.sleepers, 1);
@@ -148,7 +171,7 @@ static void run_job(int width, int64_t first, int64_t n, pe_task fn, void *ctx) 
     for (;;) {
         const uint32_t left = atomic_load_explicit(&pool.pending, memory_order_acquire);
         if (left == 0) break;
-        if (spin(&pool.pending, left)) continue;
+        if (spin(&pool.pending, left, 0)) continue;
         atomic_store(&pool.caller_sleeps, 1);
         pe_os_wait(&pool.pending, left);
         atomic_store(&pool.caller_sleeps, 0);

@@ -88,7 +88,7 @@ static void check_sleep(void) {
     const int width = pe_pool_lock(4);
     for (int i = 0; i < 60; i++) {
         wrong += !run_job(width, 8, done_by_main, i % 3 ? NULL : linger);
-        pause_us(i % 2 ? 300 : 20);
+        pause_us(i % 2 ? 800 : 20);
     }
     pe_pool_unlock();
     CHECK(wrong == 0, "%d jobs went wrong", wrong);
