@@ -187,6 +187,9 @@ def main() -> None:
         _drop_output()
         code = 1
     gc.freeze()  # nothing that ends with the process is worth looking for
+    # An interrupt that passed through an exec of source (dataclasses are made by it) leaves a mark, by which Python run
+    # with -m ends by the signal instead of the code, although it was caught since. Another exec takes the mark away.
+    exec("")
     sys.exit(code)
 
 

@@ -1,6 +1,7 @@
 """`pyedge run` on a tiny random model: the same tokens as the Python API, in every form of output."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -217,6 +218,19 @@ def start(path: Path) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def test_an_interrupt_within_an_exec_is_one_like_others(tmp_path: Path) -> None:
+    """As when Ctrl-C comes in while a module is imported that makes dataclasses."""
+    lines = [
+        "import pyedge.cli",
+        "pyedge.cli.cli.main = lambda **options: exec('raise KeyboardInterrupt')",
+        "pyedge.cli.main()",
+    ]
+    (tmp_path / "interrupted.py").write_text("\n".join(lines))
+    paths = [str(tmp_path), *filter(None, [environment().get("PYTHONPATH")])]
+    env = {**environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    assert python("-m", "interrupted", env=env).returncode == 130
 
 
 def test_ctrl_c_ends_it_with_130(endless: Path) -> None:
