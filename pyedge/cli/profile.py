@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ANSWER = 128  # tokens of the answer by which the halves are weighed against each other
 NEAR = 0.75  # of a limit: more threads do not help beyond it
-FAR = 0.15  # of a limit: something else than the machine holds the ops up
+FAR = 0.15  # of a limit: something else than the machine holds the ops up; a prompt by tiles is at 0.18 and more
 
 EXAMPLES = """\b
 Examples:
